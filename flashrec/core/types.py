@@ -1,0 +1,64 @@
+"""Plain values the core reasons about. Frozen, without behaviour; shared by events, effects and wire messages.
+
+`step` counts optimizer steps: "v = 7" means that seven optimizer steps have been applied to a valid state.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Phase(StrEnum):
+    """Phase of the recovery machine; see docs/concepts/recovery.md for the table of transitions."""
+
+    RUNNING = "RUNNING"
+    FENCING = "FENCING"
+    PLACING = "PLACING"
+    FORMING = "FORMING"
+    RESTORING = "RESTORING"
+    STOPPED = "STOPPED"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one worker says about itself after a fence.
+
+    v: optimizer steps applied to a valid state. voted: last step whose vote it entered, passed: last step whose vote
+    it saw complete (-1: none). valid: its state is whole, so it may be a source; a joiner and a rank whose optimizer
+    step was cut say False. replicas: ranks that hold the same shard, itself included.
+    """
+
+    v: int
+    voted: int
+    passed: int
+    valid: bool
+    replicas: tuple[int, ...]
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception that ended a training script. Two equal fingerprints at the same step are a bug, not a fault."""
+
+    step: int
+    fingerprint: str
+    traceback: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The commit decision of one generation. sources: target rank -> source rank."""
+
+    generation: int
+    resume_step: int
+    roll_forward: tuple[int, ...]
+    sources: dict[int, int]
+    reason: str
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One worker to run: which rank, which life of it, for which generation."""
+
+    rank: int
+    local_rank: int
+    incarnation: int
+    generation: int
+    joins: bool  # True: groups exist elsewhere, so it builds the model alone and is then restored

@@ -1,0 +1,82 @@
+"""Frames: a 4-byte big-endian length, then that many bytes of msgpack. The limit is checked before any allocation.
+
+`FrameReader` is sans-IO: bytes go in, whole frames come out. A frame that is too long, or bytes that are not a message
+of the expected union, raise `ProtocolError`: the peer is at fault and the connection is closed, nothing else happens.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from flashrec.wire import messages
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+_LENGTH = struct.Struct("!I")
+_encoder = msgspec.msgpack.Encoder()
+M = TypeVar("M")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that no correct peer sends."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames of at most `max_frame_bytes`."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max = max_frame_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take received bytes, return the frames that are complete now. Raises ProtocolError."""
+        self._buffer += data
+        frames: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > self._max:
+                raise ProtocolError(f"frame of {size} bytes is over the limit of {self._max}")
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        if start:
+            del self._buffer[:start]
+        return frames
+
+
+def frame(payload: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Put the length before a payload. Raises ProtocolError when it is over the limit (our own fault then)."""
+    if len(payload) > max_frame_bytes:
+        raise ProtocolError(f"refusing to send a frame of {len(payload)} bytes (limit {max_frame_bytes})")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def encode(message: messages.Message) -> bytes:
+    """msgpack of one message, without the frame."""
+    return _encoder.encode(message)
+
+
+class Decoder(Generic[M]):
+    """Decodes payloads to one closed union of messages; anything else is a ProtocolError."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, payload: bytes) -> M:
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.MsgspecError as err:
+            raise ProtocolError(f"not a message of this channel: {err}") from err
+        except (RecursionError, UnicodeDecodeError) as err:
+            raise ProtocolError(f"not a message: {err}") from err
+
+
+to_manager: Decoder[messages.ToManager] = Decoder(messages.ToManager)
+to_agent: Decoder[messages.ToAgent] = Decoder(messages.ToAgent)
+to_agent_from_worker: Decoder[messages.ToAgentFromWorker] = Decoder(messages.ToAgentFromWorker)
+to_worker: Decoder[messages.ToWorker] = Decoder(messages.ToWorker)

@@ -1,0 +1,319 @@
+"""Every message between manager, agents and workers: closed unions of frozen structs, msgpack on the wire.
+
+Rules: each message that can be stale carries a generation, each that speaks for a process carries its incarnation;
+the receiver drops older ones in one place (`core.machine`, `runtime.control`). Nothing is unpickled. A worker talks
+only to its own agent (unix socket); the agent relays between its workers and the manager (TCP).
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from flashrec.core.types import Assignment, Plan, Raised, Report
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+# ---- launcher and worker -> agent -------------------------------------------------------------------------------
+
+
+class TaskStarting(Message, frozen=True):
+    """The thin launcher of one task asks its agent which rank it is; it then becomes the user's command."""
+
+    launch: int
+    local_id: int
+    pid: int
+
+
+class TaskAssigned(Message, frozen=True):
+    """Answer to TaskStarting. env: what the launcher puts into the environment before it execs."""
+
+    assignment: Assignment
+    env: dict[str, str]
+    output: str  # file that gets this worker's stdout and stderr
+
+
+class TaskRefused(Message, frozen=True):
+    """Answer to TaskStarting: this launch is not wanted (any more)."""
+
+    reason: str
+
+
+class WorkerHello(Message, frozen=True):
+    """First message of the runtime in a worker (pid may differ from the launched one: `bash train.sh`)."""
+
+    rank: int
+    incarnation: int
+    pid: int
+
+
+class WorkerWelcome(Message, frozen=True):
+    """Answer to WorkerHello. generation: the newest that was announced; address: where peers reach this node."""
+
+    generation: int
+    world_size: int
+    address: str
+    heartbeat_interval_s: float
+    lease_s: float
+
+
+class WorkerBeat(Message, frozen=True):
+    """Heartbeat of a worker to its agent, with its step tag. where: 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'."""
+
+    rank: int
+    incarnation: int
+    v: int
+    voted: int
+    passed: int
+    where: str
+
+
+class AgentBeat(Message, frozen=True):
+    """Agent -> its workers: renews the workers' lease."""
+
+
+# ---- worker -> agent -> manager (relayed as they are) -------------------------------------------------------------
+
+
+class WorkerReported(Message, frozen=True):
+    """After a fence (or, for a joiner, once its model is built): where this worker stands."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    report: Report
+
+
+class WorkerFormed(Message, frozen=True):
+    """All process groups of this worker are built for `generation`."""
+
+    rank: int
+    incarnation: int
+    generation: int
+
+
+class WorkerRestored(Message, frozen=True):
+    """This worker holds the state of step v and is ready to resume. moved_bytes: state it received (0: survivor)."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    v: int
+    moved_bytes: int = 0
+    digest: str = ""
+
+
+class WorkerCommitted(Message, frozen=True):
+    """The first optimizer step after joining or resuming is done (sent once per generation)."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    v: int
+
+
+class WorkerFinished(Message, frozen=True):
+    """The worker has left its step loop after the final vote: every rank has done all steps."""
+
+    rank: int
+    incarnation: int
+    v: int
+
+
+class WorkerRaised(Message, frozen=True):
+    """The training script is about to end with this exception."""
+
+    rank: int
+    incarnation: int
+    raised: Raised
+
+
+class WorkerFarewell(Message, frozen=True):
+    """The interpreter of this worker ends in an orderly way (after WorkerRaised: with an exception)."""
+
+    rank: int
+    incarnation: int
+
+
+class KeyPosted(Message, frozen=True):
+    """Rendezvous: `members` (ranks) shall see key = value in `group` of `generation`."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    group: str
+    key: str
+    value: bytes
+    members: tuple[int, ...]
+
+
+class CounterAdded(Message, frozen=True):
+    """Rendezvous: add to a counter of `group`; answered by CounterValue with the same request number."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    group: str
+    key: str
+    amount: int
+    request: int
+
+
+# ---- agent -> manager ---------------------------------------------------------------------------------------------
+
+
+class AgentHello(Message, frozen=True):
+    """First message on an authenticated control connection. launch: number of the job step that started the agent."""
+
+    node: str
+    launch: int
+    pid: int
+    address: str
+    version: str
+
+
+class AgentHeartbeat(Message, frozen=True):
+    """Heartbeat with the step tags of the node's workers."""
+
+    incarnation: int
+    sequence: int
+    tags: tuple[WorkerBeat, ...] = ()
+
+
+class WorkerStarted(Message, frozen=True):
+    """A launched task has been given its rank and is watched by pidfd from now on."""
+
+    rank: int
+    incarnation: int
+    pid: int
+
+
+class WorkerJoined(Message, frozen=True):
+    """The runtime of a worker has said hello to its agent."""
+
+    rank: int
+    incarnation: int
+
+
+class WorkerGone(Message, frozen=True):
+    """The process of a worker has ended. farewell: 'finished', 'raised', 'orderly', 'none'; reason: for people."""
+
+    rank: int
+    incarnation: int
+    farewell: str
+    joined: bool
+    reason: str
+
+
+# ---- manager -> agent (-> worker) ---------------------------------------------------------------------------------
+
+
+class AgentWelcome(Message, frozen=True):
+    """Answer to AgentHello: the incarnation this agent now has, and the timing rules."""
+
+    incarnation: int
+    generation: int
+    world_size: int
+    heartbeat_interval_s: float
+    lease_s: float
+    worker_silent_s: float
+    worker_stopped_s: float
+    output_dir: str
+    env: dict[str, str]
+
+
+class AgentRefused(Message, frozen=True):
+    """Answer to AgentHello: this agent is not wanted; it ends."""
+
+    reason: str
+
+
+class HeartbeatAck(Message, frozen=True):
+    """Renews the agent's lease."""
+
+    sequence: int
+
+
+class ExpectTasks(Message, frozen=True):
+    """Tasks of `launch` will start on your node: local id -> assignment."""
+
+    launch: int
+    tasks: tuple[Assignment, ...]
+
+
+class KillWorkers(Message, frozen=True):
+    """SIGKILL these workers: (rank, incarnation) pairs."""
+
+    workers: tuple[tuple[int, int], ...]
+    reason: str
+
+
+class Fence(Message, frozen=True):
+    """Generation `generation` supersedes everything older: leave collectives at once, then report."""
+
+    generation: int
+    reason: str
+
+
+class PlanPublished(Message, frozen=True):
+    """The commit decision: everybody forms groups for plan.generation, then restores."""
+
+    plan: Plan
+
+
+class KeysPushed(Message, frozen=True):
+    """Rendezvous keys for the local members (ranks) of one group."""
+
+    generation: int
+    group: str
+    items: dict[str, bytes]
+    members: tuple[int, ...]
+
+
+class CounterValue(Message, frozen=True):
+    """Answer to CounterAdded."""
+
+    rank: int
+    incarnation: int
+    request: int
+    value: int
+
+
+class Resume(Message, frozen=True):
+    """Everybody is restored: go on with the step of the plan."""
+
+    generation: int
+
+
+class Complete(Message, frozen=True):
+    """Some rank has passed the final vote, so all steps are done everywhere: leave the step loop without recovery."""
+
+    generation: int
+
+
+class Stop(Message, frozen=True):
+    """The job ends: kill what still runs and leave."""
+
+    reason: str
+
+
+ToAgentFromWorker = Union[
+    TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
+    WorkerFinished, WorkerRaised, WorkerFarewell, KeyPosted, CounterAdded,
+]  # fmt: skip
+ToWorker = Union[
+    TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue, Resume,
+    Complete, Stop,
+]  # fmt: skip
+ToManager = Union[
+    AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerGone, WorkerReported, WorkerFormed, WorkerRestored,
+    WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded,
+]  # fmt: skip
+ToAgent = Union[
+    AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,
+    CounterValue, Resume, Complete, Stop,
+]  # fmt: skip
