@@ -1,0 +1,70 @@
+"""Effects: what the core asks the edge to do (imperative). Each may be performed twice without harm."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from flashrec.core.types import Assignment, Phase, Plan
+
+
+class Effect(msgspec.Struct, frozen=True, tag=True):
+    """Base of all effects; the class name is the tag in the journal."""
+
+
+class ChangePhase(Effect, frozen=True):
+    """Not an action: the machine moved, and why. The edge writes it into the journal."""
+
+    before: Phase
+    after: Phase
+    generation: int
+    reason: str
+
+
+class AnnounceFence(Effect, frozen=True):
+    """Tell every agent (and it, its workers) that `generation` supersedes everything older."""
+
+    generation: int
+    reason: str
+
+
+class KillWorkers(Effect, frozen=True):
+    """SIGKILL (rank, incarnation) pairs on one node."""
+
+    node: str
+    workers: tuple[tuple[int, int], ...]
+    reason: str
+
+
+class LaunchWorkers(Effect, frozen=True):
+    """Start one job step: node -> assignments."""
+
+    placement: dict[str, tuple[Assignment, ...]]
+    reason: str
+
+
+class PublishPlan(Effect, frozen=True):
+    plan: Plan
+
+
+class AnnounceResume(Effect, frozen=True):
+    generation: int
+
+
+class AnnounceComplete(Effect, frozen=True):
+    """All steps are done on every rank: whoever is still in the final vote leaves it."""
+
+    generation: int
+
+
+class StopJob(Effect, frozen=True):
+    """The job ends: stop every worker and agent, leave with `exit_code`."""
+
+    reason: str
+    exit_code: int
+
+
+AnyEffect = Union[
+    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, PublishPlan, AnnounceResume, AnnounceComplete, StopJob
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""Events: what has happened (past tense). The machine is told nothing else, so the journal of events is its whole input.
+
+Generation and incarnation identify who speaks: `core.machine` drops stale events in one place (`_is_stale`).
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from flashrec.core.types import Raised, Report
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events; the class name is the tag in the journal."""
+
+
+class JobStarted(Event, frozen=True):
+    """nodes: all nodes of the job in order of preference (the batch host last). The first `num_active` get ranks."""
+
+    nodes: tuple[str, ...]
+    num_active: int
+    ranks_per_node: int
+
+
+class AgentJoined(Event, frozen=True):
+    """An agent has said hello; its node can run workers from now on."""
+
+    node: str
+    incarnation: int
+
+
+class NodeCondemned(Event, frozen=True):
+    """The detector's verdict: this life of the node is over."""
+
+    node: str
+    incarnation: int
+    reason: str
+
+
+class WorkerStarted(Event, frozen=True):
+    rank: int
+    incarnation: int
+    pid: int
+
+
+class WorkerJoined(Event, frozen=True):
+    rank: int
+    incarnation: int
+
+
+class WorkerExited(Event, frozen=True):
+    """farewell: 'finished', 'raised', 'orderly' or 'none'. joined: its runtime had said hello."""
+
+    rank: int
+    incarnation: int
+    farewell: str
+    joined: bool
+    reason: str
+
+
+class WorkerRaised(Event, frozen=True):
+    rank: int
+    incarnation: int
+    raised: Raised
+
+
+class WorkerReported(Event, frozen=True):
+    rank: int
+    incarnation: int
+    generation: int
+    report: Report
+
+
+class WorkerFormed(Event, frozen=True):
+    rank: int
+    incarnation: int
+    generation: int
+
+
+class WorkerRestored(Event, frozen=True):
+    rank: int
+    incarnation: int
+    generation: int
+    v: int
+    moved_bytes: int
+
+
+class WorkerCommitted(Event, frozen=True):
+    """First optimizer step done since joining or resuming: the job makes progress."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    v: int
+
+
+class WorkerFinished(Event, frozen=True):
+    rank: int
+    incarnation: int
+    v: int
+
+
+class LaunchFailed(Event, frozen=True):
+    """A job step could not start these workers: (rank, incarnation) pairs on one node."""
+
+    node: str
+    workers: tuple[tuple[int, int], ...]
+    reason: str
+
+
+class StopRequested(Event, frozen=True):
+    reason: str
+    exit_code: int
+
+
+class TimePassed(Event, frozen=True):
+    """A deadline of the machine has come; `now` is the argument of `handle`."""
+
+
+AnyEvent = Union[
+    JobStarted, AgentJoined, NodeCondemned, WorkerStarted, WorkerJoined, WorkerExited, WorkerRaised, WorkerReported,
+    WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed, StopRequested, TimePassed,
+]  # fmt: skip

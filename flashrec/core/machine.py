@@ -1,0 +1,428 @@
+"""The recovery machine of one job. No I/O, no clock, no threads: `handle(event, now)` returns effects.
+
+    RUNNING ─► FENCING ─► PLACING ─► FORMING ─► RESTORING ─► RUNNING          (STOPPED from anywhere)
+
+    phase      left when                                             what was asked on the way in
+    FENCING    every survivor has reported for this generation       fence announced, lost workers killed and relaunched
+    PLACING    every rank has a worker that has reported             (at the first start: agents have joined, ranks launched)
+    FORMING    every rank has formed its groups                      plan published
+    RESTORING  every rank holds the state of the resume step         -
+    RUNNING    something is lost                                     resume announced
+
+A failure in any phase raises the generation and goes back to FENCING. Before the first resume nothing is worth
+keeping, so then everybody is started anew. The table `TRANSITIONS` is checked at every move and drawn in
+docs/concepts/recovery.md. Stale speech is dropped in `_is_stale`, and only there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from flashrec.core import commit, effects, events
+from flashrec.core.effects import AnyEffect
+from flashrec.core.events import AnyEvent
+from flashrec.core.membership import Members, Slot
+from flashrec.core.placement import place
+from flashrec.core.types import Assignment, Phase, Plan
+
+EXIT_BUG = 1  # the training script raises: a retry would raise again
+EXIT_REQUEUE = 75  # nothing wrong with the script: the job may be requeued (EX_TEMPFAIL)
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.RUNNING: frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED}),
+    Phase.FENCING: frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED}),
+    Phase.PLACING: frozenset({Phase.FENCING, Phase.PLACING, Phase.FORMING, Phase.STOPPED}),
+    Phase.FORMING: frozenset({Phase.FENCING, Phase.PLACING, Phase.RESTORING, Phase.STOPPED}),
+    Phase.RESTORING: frozenset({Phase.FENCING, Phase.PLACING, Phase.RUNNING, Phase.STOPPED}),
+    Phase.STOPPED: frozenset(),
+}
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of a recovery. Times in seconds."""
+
+    start_timeout_s: float = 120.0  # agents of all active nodes have joined
+    fence_timeout_s: float = 60.0  # survivors have reported; who has not by then is replaced
+    launch_timeout_s: float = 600.0  # joiners have built their model and reported
+    form_timeout_s: float = 60.0
+    restore_timeout_s: float = 600.0
+    spare_wait_s: float = 30.0  # wait for a node to come back when no spare is left
+    max_in_place: int = 3  # process failures on one node before it counts as unhealthy
+    max_without_progress: int = 5  # failures in a row without one new optimizer step
+
+
+class Machine:
+    """State of one job; `next_deadline()` says when `tick(now)` wants to be called."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.phase = Phase.PLACING
+        self.generation = 1
+        self.members = Members((), 0, 0)
+        self.plan: Plan | None = None
+        self.exit_code: int | None = None
+        self.stop_reason = ""
+        self._trained = False  # some generation has resumed since the last start from scratch
+        self._deadline: float | None = None
+        self._without_progress = 0
+        self._attempt = (
+            1  # generation that last resumed (or started): exceptions of one attempt are one sighting
+        )
+        self._raised: dict[tuple[int, str], int] = {}  # (step, fingerprint) -> attempt it was first seen in
+        self._last_words: dict[int, events.WorkerRaised] = {}
+        self._out: list[AnyEffect] = []
+
+    # ---- the whole interface ----------------------------------------------------------------------------------
+
+    def handle(self, event: AnyEvent, now: float) -> list[AnyEffect]:
+        """Take one event, return what is to be done. Events after STOPPED and stale ones return nothing."""
+        self._out = []
+        if self.phase is not Phase.STOPPED and not self._is_stale(event):
+            self._apply(event, now)
+        return self._out
+
+    def tick(self, now: float) -> list[AnyEffect]:
+        """Call at `next_deadline()`; harmless at other times."""
+        return self.handle(events.TimePassed(), now)
+
+    def next_deadline(self) -> float | None:
+        return None if self.phase is Phase.STOPPED else self._deadline
+
+    # ---- what is stale ----------------------------------------------------------------------------------------
+
+    def _is_stale(self, event: AnyEvent) -> bool:
+        """True for speech of an older generation, of a former life of a worker or node, or of an unknown rank."""
+        rank = getattr(event, "rank", None)
+        if rank is not None:
+            if not 0 <= rank < self.members.world_size:
+                return True
+            slot = self.members.slots[rank]
+            if not slot.is_live or event.incarnation != slot.incarnation:  # type: ignore[union-attr]
+                return True
+        if isinstance(event, events.NodeCondemned):
+            node = self.members.nodes.get(event.node)
+            return node is None or not node.alive or node.incarnation != event.incarnation
+        return getattr(event, "generation", self.generation) != self.generation
+
+    # ---- transitions ------------------------------------------------------------------------------------------
+
+    def _apply(self, event: AnyEvent, now: float) -> None:
+        match event:
+            case events.JobStarted():
+                self.members = Members(event.nodes, event.num_active, event.ranks_per_node)
+                self._deadline = now + self.limits.start_timeout_s
+            case events.AgentJoined():
+                self._agent_joined(event, now)
+            case events.NodeCondemned():
+                self._node_lost(event, now)
+            case events.WorkerStarted() | events.WorkerJoined():
+                self.members.slots[event.rank].state = "up"
+            case events.WorkerExited():
+                self._worker_exited(event, now)
+            case events.WorkerRaised():
+                self._last_words[event.rank] = event
+            case events.WorkerReported():
+                self._worker_reported(event, now)
+            case events.WorkerFormed():
+                self.members.slots[event.rank].formed = True
+                self._advance(now)
+            case events.WorkerRestored():
+                self._worker_restored(event, now)
+            case events.WorkerCommitted():
+                self.members.slots[event.rank].committed = True
+                self._without_progress = 0
+            case events.WorkerFinished():
+                self.members.slots[event.rank].finished = True
+            case events.LaunchFailed():
+                self._launch_failed(event, now)
+            case events.StopRequested():
+                self._stop(event.reason, event.exit_code)
+            case events.TimePassed():
+                if self._deadline is not None and now >= self._deadline:
+                    self._timed_out(now)
+
+    def _agent_joined(self, event: events.AgentJoined, now: float) -> None:
+        node = self.members.nodes.get(event.node)
+        if node is None or event.incarnation <= node.incarnation:
+            return
+        node.incarnation, node.alive = event.incarnation, True
+        node.process_failures = node.launch_failures = 0
+        if not self._trained and self.phase is Phase.PLACING:
+            active = list(self.members.nodes.values())[: self.members.num_active]
+            if all(member.alive for member in active):
+                self._launch_unplaced("all active nodes are ready", now)
+        elif self.members.unplaced():
+            self._launch_unplaced(f"node {node.name} is back", now)
+
+    def _node_lost(self, event: events.NodeCondemned, now: float) -> None:
+        node = self.members.nodes[event.node]
+        node.alive, node.lost_because = False, event.reason
+        reason = f"node {node.name}: {event.reason}"
+        self._lose(list(self.members.on_node(node.name)), reason, now)
+
+    def _worker_exited(self, event: events.WorkerExited, now: float) -> None:
+        slot = self.members.slots[event.rank]
+        if slot.finished or event.farewell == "orderly":
+            slot.state = "gone"
+            self._stop_if_over()
+            return
+        words = self._last_words.get(event.rank)
+        if event.farewell == "raised" and words is not None and self._is_bug(words):
+            return
+        self.members.nodes[slot.node].process_failures += 1
+        self._lose([slot], f"rank {slot.rank} on node {slot.node}: {event.reason}", now)
+
+    def _is_bug(self, words: events.WorkerRaised) -> bool:
+        """The same exception at the same step in a later attempt: a retry does not help, so stop and show it."""
+        key = (words.raised.step, words.raised.fingerprint)
+        if self._raised.setdefault(key, self._attempt) == self._attempt:
+            return False
+        self._stop(
+            f"rank {words.rank} raised the same exception again at step {words.raised.step}: this is an error "
+            f"in the training script, not a fault\n{words.raised.traceback}",
+            EXIT_BUG,
+        )
+        return True
+
+    def _launch_failed(self, event: events.LaunchFailed, now: float) -> None:
+        slots = [
+            self.members.slots[rank]
+            for rank, incarnation in event.workers
+            if self.members.slots[rank].is_live and self.members.slots[rank].incarnation == incarnation
+        ]
+        node = self.members.nodes.get(event.node)
+        if node is not None and slots:
+            node.launch_failures += 1
+            self._lose(slots, f"launch on node {event.node} failed: {event.reason}", now)
+
+    def _worker_reported(self, event: events.WorkerReported, now: float) -> None:
+        slot = self.members.slots[event.rank]
+        slot.state, slot.report = "up", event.report
+        self._advance(now)
+
+    def _worker_restored(self, event: events.WorkerRestored, now: float) -> None:
+        slot = self.members.slots[event.rank]
+        if self.plan is not None and event.v != self.plan.resume_step:
+            self._lose(
+                [slot], f"rank {slot.rank} came back at step {event.v}, not {self.plan.resume_step}", now
+            )
+            return
+        slot.state, slot.formed, slot.restored_v, slot.joins = "up", True, event.v, False
+        self._advance(now)
+
+    # ---- failure ----------------------------------------------------------------------------------------------
+
+    def _lose(self, slots: list[Slot], reason: str, now: float) -> None:
+        """These workers are no more (or must be no more). Fence, and give them a next life."""
+        lost = [slot for slot in slots if slot.state != "unplaced"]
+        if not lost:
+            return  # a spare without ranks: nothing to recover
+        for slot in lost:
+            self._kill([slot], reason)
+            slot.state, slot.lost_because = "unplaced", reason
+        if any(slot.finished for slot in self.members.slots):
+            self._complete()
+            return
+        early = [slot.rank for slot in self.members.slots if slot.state == "gone"]
+        if early:
+            self._stop(f"{reason}; rank {early[0]} had left its script before the last step, so nothing can be "
+                       "restored (every rank must run its step loop to the end)", EXIT_BUG)  # fmt: skip
+            return
+        if self._trained and not any(slot.is_survivor for slot in self.members.slots):
+            self._nothing_left(reason)
+            return
+        if self._trained:
+            self._fence(reason, now)
+        else:
+            self._start_anew(reason, now)
+
+    def _nothing_left(self, reason: str) -> None:
+        """No worker with a state is left. If exceptions did it, the script is at fault."""
+        if self._last_words:
+            words = next(iter(self._last_words.values()))
+            self._stop(
+                f"every rank ended with an exception; rank {words.rank}:\n{words.raised.traceback}", EXIT_BUG
+            )
+            return
+        self._stop(f"{reason}; no rank with a valid state is left to restore from", EXIT_REQUEUE)
+
+    def _is_stuck(self, reason: str) -> bool:
+        """Failures in a row without one new optimizer step: the next one would only repeat them."""
+        self._without_progress += 1
+        if self._without_progress <= self.limits.max_without_progress:
+            return False
+        self._stop(
+            f"{self._without_progress} failures in a row without one new step; the last one: {reason}",
+            EXIT_REQUEUE,
+        )
+        return True
+
+    def _fence(self, reason: str, now: float) -> None:
+        if self._is_stuck(reason):
+            return
+        self.generation += 1
+        self.plan = None
+        for slot in self.members.slots:
+            slot.forget_generation()
+        self._move(Phase.FENCING, reason)
+        self._deadline = now + self.limits.fence_timeout_s
+        self._out.append(effects.AnnounceFence(self.generation, reason))
+        self._launch_unplaced(reason, now)
+        self._advance(now)
+
+    def _start_anew(self, reason: str, now: float) -> None:
+        """Nothing has been trained yet: kill everybody and start all ranks again, in a new generation."""
+        if self._is_stuck(reason):
+            return
+        self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
+        self.generation += 1
+        for slot in self.members.slots:
+            slot.state = "unplaced"
+            slot.forget_generation()
+        self._move(Phase.PLACING, f"{reason}; nothing trained yet, all ranks start anew")
+        self._out.append(effects.AnnounceFence(self.generation, reason))
+        self._launch_unplaced(reason, now)
+
+    def _launch_unplaced(self, reason: str, now: float) -> None:
+        """Ask for a next life of every rank without a worker; without room wait for a node, up to `spare_wait_s`."""
+        waiting = self.members.unplaced()
+        if not waiting:
+            return
+        rooms = self.members.rooms(self.limits.max_in_place)
+        placed, shortage = place({slot.rank: slot.node for slot in waiting}, rooms)
+        if shortage is not None:
+            self._deadline = now + self.limits.spare_wait_s
+            return
+        placement: dict[str, tuple[Assignment, ...]] = {}
+        for node, ranks in placed.items():
+            for rank, local_rank in ranks.items():
+                slot = self.members.slots[rank]
+                slot.node, slot.local_rank, slot.state = node, local_rank, "launched"
+                slot.incarnation += 1
+                slot.generation, slot.joins = self.generation, self._trained
+                slot.finished = False
+                self._last_words.pop(rank, None)
+            placement[node] = tuple(
+                Assignment(r, local, self.members.slots[r].incarnation, self.generation, self._trained)
+                for r, local in ranks.items()
+            )
+        self._out.append(effects.LaunchWorkers(placement, reason))
+        if not self._trained:
+            self._attempt = self.generation
+            self._move(Phase.FORMING, "all ranks launched")
+            self._deadline = now + self.limits.launch_timeout_s
+        elif self.phase is Phase.PLACING:
+            self._deadline = now + self.limits.launch_timeout_s
+
+    # ---- progress ---------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        """Leave the current phase if its condition holds; may leave several."""
+        slots = self.members.slots
+        if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
+            self._move(Phase.PLACING, "all survivors are fenced")
+            short = bool(self.members.unplaced())
+            self._deadline = now + (self.limits.spare_wait_s if short else self.limits.launch_timeout_s)
+        if self.phase is Phase.PLACING and self._trained and all(s.report and s.is_live for s in slots):
+            self._decide(now)
+        if self.phase is Phase.FORMING and all(s.formed for s in slots):
+            self._move(Phase.RESTORING, "all groups are formed")
+            self._deadline = now + self.limits.restore_timeout_s
+        if self.phase is Phase.RESTORING and all(s.restored_v is not None for s in slots):
+            self._resume()
+
+    def _decide(self, now: float) -> None:
+        verdict = commit.decide(
+            self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None}
+        )
+        if isinstance(verdict, commit.Impossible):
+            if len(verdict.ranks) == self.members.world_size:
+                self._nothing_left(verdict.reason)
+                return
+            self._stop(
+                f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE
+            )
+            return
+        self.plan = verdict
+        self._move(Phase.FORMING, verdict.reason)
+        self._deadline = now + self.limits.form_timeout_s
+        self._out.append(effects.PublishPlan(verdict))
+
+    def _resume(self) -> None:
+        at = {slot.restored_v for slot in self.members.slots}
+        self._move(Phase.RUNNING, f"all ranks are ready at step {', '.join(map(str, sorted(at, key=str)))}")
+        self._deadline, self._trained, self._attempt = None, True, self.generation
+        self._out.append(effects.AnnounceResume(self.generation))
+
+    def _complete(self) -> None:
+        """A rank has passed the final vote, so every rank has done all steps: nobody is restored any more."""
+        self._out.append(effects.AnnounceComplete(self.generation))
+        self._stop_if_over()
+
+    def _stop_if_over(self) -> None:
+        """Stop once no worker lives. Ranks that were lost after the final vote did all steps, but not their last lines."""
+        if self.members.live():
+            return
+        lost = self.members.unplaced()
+        if not lost:
+            self._stop("all ranks have finished", 0)
+            return
+        names = ", ".join(str(slot.rank) for slot in lost)
+        self._stop(
+            f"all steps were done, but rank {names} ended before the end of the script: {lost[0].lost_because}",
+            EXIT_REQUEUE,
+        )
+
+    def _timed_out(self, now: float) -> None:
+        slots, limits = self.members.slots, self.limits
+        if self.members.unplaced() and self.phase in (Phase.PLACING, Phase.FENCING):
+            self._launch_unplaced("out of time: whatever node there is", now)
+            if self.members.unplaced():
+                self._out_of_nodes()
+        elif self.phase is Phase.FENCING:
+            mute = [s for s in slots if s.is_survivor and s.report is None]
+            self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)
+        elif self.phase is Phase.PLACING or not self._trained:
+            mute = [s for s in slots if s.report is None and s.restored_v is None]
+            for name in {s.node for s in mute}:
+                self.members.nodes[name].launch_failures += 1
+            self._lose(mute, f"not ready within {limits.launch_timeout_s:g} s of its launch", now)
+        elif self.phase is Phase.FORMING:
+            self._fence(f"groups not formed within {limits.form_timeout_s:g} s", now)
+        elif self.phase is Phase.RESTORING:
+            self._fence(f"not restored within {limits.restore_timeout_s:g} s", now)
+        else:
+            self._deadline = None
+
+    def _out_of_nodes(self) -> None:
+        waiting = self.members.unplaced()
+        if not self._trained and not any(slot.incarnation for slot in self.members.slots):
+            absent = [n.name for n in self.members.nodes.values() if not n.alive][: self.members.num_active]
+            reason = f"no agent on node {', '.join(absent)} within {self.limits.start_timeout_s:g} s"
+        else:
+            why = "; ".join(sorted({slot.lost_because for slot in waiting if slot.lost_because}))
+            names = ", ".join(str(slot.rank) for slot in waiting)
+            reason = f"no spare is left for rank {names} ({why})"
+        self._stop(reason, EXIT_REQUEUE)
+
+    # ---- small things -----------------------------------------------------------------------------------------
+
+    def _move(self, after: Phase, reason: str) -> None:
+        if after not in TRANSITIONS[self.phase]:
+            raise AssertionError(f"no transition {self.phase} -> {after} ({reason})")
+        self._out.append(effects.ChangePhase(self.phase, after, self.generation, reason))
+        self.phase = after
+
+    def _kill(self, slots: list[Slot], reason: str) -> None:
+        by_node: dict[str, list[tuple[int, int]]] = {}
+        for slot in slots:
+            if slot.is_live:
+                by_node.setdefault(slot.node, []).append((slot.rank, slot.incarnation))
+        for node, workers in by_node.items():
+            self._out.append(effects.KillWorkers(node, tuple(workers), reason))
+
+    def _stop(self, reason: str, exit_code: int) -> None:
+        self.exit_code, self.stop_reason = exit_code, reason
+        self._move(Phase.STOPPED, reason.splitlines()[0])
+        self._deadline = None
+        self._out.append(effects.StopJob(reason, exit_code))

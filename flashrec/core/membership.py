@@ -1,0 +1,97 @@
+"""Membership: the nodes of the job and the slots (ranks) on them. Plain records with the few questions asked of them.
+
+A slot is one rank; it outlives its workers. `incarnation` is the number of its current or latest worker, so anything
+that names another incarnation is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from flashrec.core.placement import NodeRoom
+from flashrec.core.types import Report
+
+
+class Node(msgspec.Struct):
+    """incarnation 0: no agent has joined yet. launch_failures and process_failures: since the agent joined."""
+
+    name: str
+    preference: int
+    incarnation: int = 0
+    alive: bool = False
+    process_failures: int = 0
+    launch_failures: int = 0
+    lost_because: str = ""
+
+
+class Slot(msgspec.Struct):
+    """state: 'unplaced' (no worker), 'launched' (asked for), 'up' (seen), 'gone' (ended in an orderly way)."""
+
+    rank: int
+    node: str
+    local_rank: int
+    incarnation: int = 0
+    generation: int = 0
+    state: str = "unplaced"
+    joins: bool = False
+    finished: bool = False
+    report: Report | None = None
+    formed: bool = False
+    restored_v: int | None = None
+    committed: bool = False
+    lost_because: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("launched", "up")
+
+    @property
+    def is_survivor(self) -> bool:
+        """Has a state of its own to report (a joiner that is still starting has none)."""
+        return self.state == "up" and not self.joins
+
+    def forget_generation(self) -> None:
+        """A new generation begins: what was said in the old one no longer counts."""
+        self.report, self.formed, self.restored_v, self.committed = None, False, None, False
+
+
+class Members:
+    """All nodes and slots of a job."""
+
+    def __init__(self, nodes: tuple[str, ...], num_active: int, ranks_per_node: int) -> None:
+        self.nodes = {name: Node(name, index) for index, name in enumerate(nodes)}
+        self.ranks_per_node = ranks_per_node
+        self.num_active = num_active
+        self.slots = [
+            Slot(node * ranks_per_node + local, nodes[node], local)
+            for node in range(num_active)
+            for local in range(ranks_per_node)
+        ]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.slots)
+
+    def on_node(self, node: str) -> Iterator[Slot]:
+        """Slots whose current worker lives on `node`."""
+        return (slot for slot in self.slots if slot.node == node and slot.state != "unplaced")
+
+    def live(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_live]
+
+    def unplaced(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.state == "unplaced"]
+
+    def rooms(self, max_in_place: int) -> list[NodeRoom]:
+        """Room on every living node. A node where processes keep failing, or launches fail, is not trusted."""
+        rooms = []
+        for node in self.nodes.values():
+            if not node.alive:
+                continue
+            taken = {slot.local_rank for slot in self.on_node(node.name)}
+            free = tuple(i for i in range(self.ranks_per_node) if i not in taken)
+            trusted = node.process_failures <= max_in_place and node.launch_failures == 0
+            rooms.append(NodeRoom(node.name, node.preference, free, trusted))
+        return rooms

@@ -1,0 +1,41 @@
+"""Replica feasibility: which survivors can restore a target, and which of them does.
+
+A source must be in the replica group of the target, hold a valid state, and be (or be about to be, after its own
+optimizer step) at the resume step. Work is spread: the least loaded candidate sends, ranks that are already there
+before ranks that must roll forward first, then the lowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flashrec.core.types import Report
+
+
+def assign_sources(
+    targets: Sequence[int], ready: Sequence[int], forward: Sequence[int], reports: Mapping[int, Report]
+) -> tuple[dict[int, int], tuple[int, ...]]:
+    """Return (target -> source, targets without any possible source)."""
+    load = dict.fromkeys([*ready, *forward], 0)
+    late = set(forward)
+    sources: dict[int, int] = {}
+    orphans: list[int] = []
+    for target in targets:
+        group = replica_group(target, reports)
+        candidates = [rank for rank in load if rank in group]
+        if not candidates:
+            orphans.append(target)
+            continue
+        source = min(candidates, key=lambda rank: (rank in late, load[rank], rank))
+        load[source] += 1
+        sources[target] = source
+    return sources, tuple(orphans)
+
+
+def replica_group(rank: int, reports: Mapping[int, Report]) -> frozenset[int]:
+    """Ranks that hold the same shard as `rank`: what it says itself, or what others say that name it."""
+    said = set(reports[rank].replicas) if rank in reports else set()
+    for report in reports.values():
+        if rank in report.replicas:
+            said.update(report.replicas)
+    return frozenset(said - {rank})
