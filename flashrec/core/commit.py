@@ -44,12 +44,8 @@ def decide(generation: int, reports: Mapping[int, Report]) -> Plan | Impossible:
     targets = sorted([rank for rank, report in reports.items() if not report.valid] + behind)
     sources, orphans = assign_sources(targets, ready, forward, reports)
     if orphans:
-        return Impossible(
-            orphans, f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}"
-        )
-    return Plan(
-        generation, resume_step, tuple(forward), sources, _explain(resume_step, ready, forward, valid)
-    )
+        return Impossible(orphans, f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}")
+    return Plan(generation, resume_step, tuple(forward), sources, _explain(resume_step, ready, forward, valid))
 
 
 def _explain(resume_step: int, ready: list[int], forward: list[int], valid: Mapping[int, Report]) -> str:

@@ -65,9 +65,7 @@ class Machine:
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
         self._without_progress = 0
-        self._attempt = (
-            1  # generation that last resumed (or started): exceptions of one attempt are one sighting
-        )
+        self._attempt = 1  # generation that last resumed (or started): exceptions of one attempt are one sighting
         self._raised: dict[tuple[int, str], int] = {}  # (step, fingerprint) -> attempt it was first seen in
         self._last_words: dict[int, events.WorkerRaised] = {}
         self._out: list[AnyEffect] = []
@@ -203,9 +201,7 @@ class Machine:
     def _worker_restored(self, event: events.WorkerRestored, now: float) -> None:
         slot = self.members.slots[event.rank]
         if self.plan is not None and event.v != self.plan.resume_step:
-            self._lose(
-                [slot], f"rank {slot.rank} came back at step {event.v}, not {self.plan.resume_step}", now
-            )
+            self._lose([slot], f"rank {slot.rank} came back at step {event.v}, not {self.plan.resume_step}", now)
             return
         slot.state, slot.formed, slot.restored_v, slot.joins = "up", True, event.v, False
         self._advance(now)
@@ -240,9 +236,7 @@ class Machine:
         """No worker with a state is left. If exceptions did it, the script is at fault."""
         if self._last_words:
             words = next(iter(self._last_words.values()))
-            self._stop(
-                f"every rank ended with an exception; rank {words.rank}:\n{words.raised.traceback}", EXIT_BUG
-            )
+            self._stop(f"every rank ended with an exception; rank {words.rank}:\n{words.raised.traceback}", EXIT_BUG)
             return
         self._stop(f"{reason}; no rank with a valid state is left to restore from", EXIT_REQUEUE)
 
@@ -332,16 +326,12 @@ class Machine:
             self._resume()
 
     def _decide(self, now: float) -> None:
-        verdict = commit.decide(
-            self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None}
-        )
+        verdict = commit.decide(self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None})
         if isinstance(verdict, commit.Impossible):
             if len(verdict.ranks) == self.members.world_size:
                 self._nothing_left(verdict.reason)
                 return
-            self._stop(
-                f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE
-            )
+            self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
             return
         self.plan = verdict
         self._move(Phase.FORMING, verdict.reason)

@@ -28,9 +28,7 @@ class Shortage(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-def place(
-    lost: Mapping[int, str], rooms: Iterable[NodeRoom]
-) -> tuple[dict[str, dict[int, int]], Shortage | None]:
+def place(lost: Mapping[int, str], rooms: Iterable[NodeRoom]) -> tuple[dict[str, dict[int, int]], Shortage | None]:
     """lost: rank -> node of its last life. Return (node -> {rank: local rank}, shortage if any rank has no node)."""
     known = sorted(rooms, key=lambda room: (not room.trusted, room.preference, room.name))
     free = {room.name: list(room.free_local_ranks) for room in known}
