@@ -1,0 +1,423 @@
+"""A dev cluster: real munged, slurmctld and slurmd on one machine, every node in namespaces of its own.
+
+    cluster = DevCluster.up(ClusterSpec(name="dev", num_nodes=5), progress=print)
+    cluster.run(["srun", "-N3", "hostname"])
+    when = cluster.cut_power("n2")    # link first, then every process: the peers see silence
+    cluster.heal("n2")                # a reboot: same name, address and MAC, new kernel state
+    cluster.down()
+
+Words: a *station* is the switch, the control node (`ctl`) or a node (`n0`, `n1`, …); see `station`, `netns`, `daemon`.
+`docs/guides/devcluster.md` is for users; `docs/decisions/0002-devcluster-namespaces.md` says why it is built so.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from flashrec.devcluster import daemon, netns, record, station
+from flashrec.devcluster.daemon import Daemon
+from flashrec.devcluster.errors import DevClusterError, NotReadyError, log_tail, wait_until
+from flashrec.devcluster.requirements import SEARCH_PATH, check_requirements
+from flashrec.devcluster.slurmconf import (
+    CGROUP_CANDIDATES,
+    render_hosts,
+    render_plugstack_conf,
+    render_slurm_conf,
+)
+from flashrec.devcluster.spec import CONTROL, DEFAULT_STATE_DIR, SWITCH, ClusterSpec, Layout
+from flashrec.devcluster.station import Station
+
+_IDLE_TIMEOUT_S = 60.0
+_HEAL_TIMEOUT_S = 30.0
+_QUERY_TIMEOUT_S = 15.0
+
+Progress = Callable[[str], None]
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """`slurm_state` as sinfo says it (`idle`, `mixed`, `down*`, …); None if slurmctld gave no answer."""
+
+    name: str
+    slurm_state: str | None
+    has_power: bool
+    link_up: bool
+    slurmd_pid: int | None
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    name: str
+    slurm_conf: str
+    slurmctld_pid: int | None
+    nodes: list[NodeStatus]
+
+
+class DevCluster:
+    """A running cluster. Make one with `up` or `attach`; safe to use from several processes and threads at once."""
+
+    def __init__(self, spec: ClusterSpec, layout: Layout) -> None:
+        self.spec = spec
+        self.layout = layout
+        self._stations = {name: Station(name, layout) for name in (SWITCH, *spec.stations)}
+        self._links: netns.LinkControl | None = None
+
+    # ---- life
+
+    @classmethod
+    def up(
+        cls,
+        spec: ClusterSpec,
+        *,
+        state_dir: Path = DEFAULT_STATE_DIR,
+        progress: Progress = lambda _: None,
+    ) -> Self:
+        """Start a cluster and return when every node is idle. What a crashed one of that name left is cleaned first.
+
+        Raises MissingRequirementError, or DevClusterError after taking away what was started.
+        """
+        check_requirements()
+        layout = Layout(state_dir, spec.name)
+        with record.locked(layout):
+            if record.is_running(layout, record.read_record(layout)):
+                raise DevClusterError(f"cluster {spec.name} is up already; take it down first, or use another --name")
+            if record.remove(layout):
+                progress(f"removed what an earlier cluster {spec.name} left behind")
+            cluster = cls(spec, layout)
+            try:
+                cluster._start(progress)
+            except BaseException:
+                cluster._release()
+                record.remove(layout)
+                raise
+        return cluster
+
+    @classmethod
+    def attach(cls, name: str = "dev", *, state_dir: Path = DEFAULT_STATE_DIR) -> Self:
+        """The running cluster of that name, started by whomever."""
+        layout = Layout(state_dir, name)
+        found = record.read_record(layout)
+        if found is None:
+            raise DevClusterError(f"no cluster {name}; start one with `flashrec devcluster up --name {name}`")
+        if not record.is_running(layout, found):
+            raise DevClusterError(f"cluster {name} died or is not up yet; `up` starts it anew, `down` removes its rest")
+        return cls(found.spec, layout)
+
+    def down(self) -> None:
+        """End every process of the cluster and delete its folder. Nothing to do if that is done already."""
+        self._release()
+        take_down(self.spec.name, state_dir=self.layout.state_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    # ---- use
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.spec.nodes
+
+    def command(
+        self,
+        argv: Sequence[str],
+        *,
+        node: str = CONTROL,
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """The command line that runs `argv` on a node, with SLURM_CONF set; its exit code is that of `argv`.
+
+        `env` is added to the caller's environment. Without `cwd` the caller's folder is kept.
+        """
+        wanted = {"SLURM_CONF": str(self.layout.slurm_conf), "PATH": SEARCH_PATH}
+        ids = None
+        if user is not None:
+            try:
+                entry = pwd.getpwnam(user)
+            except KeyError:
+                raise DevClusterError(f"no user {user} on this machine") from None
+            ids = (entry.pw_uid, entry.pw_gid)
+            wanted |= {"USER": user, "LOGNAME": user, "HOME": entry.pw_dir}
+        return self._station(node).command(argv, cwd=cwd or os.getcwd(), env=wanted | dict(env or {}), user=ids)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        node: str = CONTROL,
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """Run to the end and capture both outputs. A failure raises DevClusterError with them, unless `check=False`;
+        subprocess.TimeoutExpired after `timeout_s`, and the command is killed."""
+        done = subprocess.run(
+            self.command(argv, node=node, user=user, cwd=cwd, env=env),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            output = (done.stdout + done.stderr).strip()
+            raise DevClusterError(f"{node}: {' '.join(argv)}: exit code {done.returncode}\n{output}")
+        return done
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        node: str = CONTROL,
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """As `run`, in the background; `options` are subprocess.Popen's. Killing it kills the command inside."""
+        return subprocess.Popen(self.command(argv, node=node, user=user, cwd=cwd, env=env), **options)
+
+    def processes(self, node: str) -> dict[int, int]:
+        """Every process of a node: pid on this machine to pid inside. Empty if it has no power."""
+        return self._station(node).processes()
+
+    # ---- faults
+
+    def cut_power(self, node: str) -> float:
+        """Power loss: the link goes down, then everything on the node dies; on return all of it is gone.
+
+        Returns time.monotonic() just before the link went down, so that no time measured from it is too short.
+        """
+        target = self._node(node)
+        links = self._link_control()
+        target.living_init()
+        cut_at = time.monotonic()
+        links.set_up(node, False)
+        target.kill()
+        return cut_at
+
+    def partition(self, node: str) -> float:
+        """The link goes down and nothing else: processes live on, unheard. Also for `ctl`. Returns as `cut_power`."""
+        self._station(node).living_init()
+        cut_at = time.monotonic()
+        self._link_control().set_up(node, False)
+        return cut_at
+
+    def heal(self, node: str, *, timeout_s: float = _HEAL_TIMEOUT_S) -> None:
+        """Plug a partitioned node in again, or boot one that has no power; return when Slurm can use it.
+
+        A booted one has its name, address and MAC again, and nothing else of its earlier life but its disk. Not waited
+        for Slurm's view while slurmctld is stopped.
+        """
+        target = self._station(node)
+        with record.locked(self.layout):
+            if target.is_alive:
+                self._link_control().set_up(node, True)
+            else:
+                # The kernel takes the cable away with the last process, but not at once.
+                self._link_control().remove(node)
+                target.boot()
+                self._plug_in(target)
+                self._slurmd(node).start()
+        if node != CONTROL and self._slurmctld().pid is not None:
+            self._await_usable([node], timeout_s)
+
+    def stop_daemon(self, name: str) -> None:
+        """`slurmctld`, or a node's slurmd by the node's name. Job steps of the node go on without it."""
+        self._daemon(name).stop()
+
+    def start_daemon(self, name: str) -> None:
+        """Start it again with the state it kept; return when it answers."""
+        self._daemon(name).start()
+        if name == "slurmctld":
+            self._await_controller()
+        elif self._slurmctld().pid is not None:
+            self._await_usable([name], _HEAL_TIMEOUT_S)
+
+    # ---- looking
+
+    def status(self) -> ClusterStatus:
+        states = self._slurm_states() or {}
+        links = self._link_control()
+        return ClusterStatus(
+            name=self.spec.name,
+            slurm_conf=str(self.layout.slurm_conf),
+            slurmctld_pid=self._slurmctld().pid,
+            nodes=[
+                NodeStatus(
+                    name=name,
+                    slurm_state=states.get(name),
+                    has_power=self._stations[name].is_alive,
+                    link_up=self._stations[name].is_alive and links.is_up(name),
+                    slurmd_pid=self._slurmd(name).pid,
+                )
+                for name in self.nodes
+            ],
+        )
+
+    def slurm_state(self, node: str) -> str | None:
+        """As sinfo says it now; None if slurmctld gave no answer."""
+        return (self._slurm_states() or {}).get(self._node(node).name)
+
+    # ---- inside
+
+    def _start(self, progress: Progress) -> None:
+        self._write_files()
+        progress(f"booting {len(self._stations)} stations")
+        station.boot_all(list(self._stations.values()))
+        netns.make_switch(self._stations[SWITCH].living_init().pid)
+        for name in self.spec.stations:
+            self._plug_in(self._stations[name])
+        progress("starting munged and slurmctld")
+        daemon.munged(self._stations[SWITCH], self.layout).start()
+        self._slurmctld().start()
+        progress(f"starting slurmd on {self.spec.num_nodes} nodes")
+        self._probe_cgroup_conf()
+        daemon.start_all([self._slurmd(name) for name in self.nodes])
+        progress("waiting until Slurm says that every node is idle")
+        self._await_usable(self.nodes, _IDLE_TIMEOUT_S)
+        done = msgspec.structs.replace(record.new_record(self.spec), is_complete=True)
+        record.write_record(self.layout, done)
+
+    def _write_files(self) -> None:
+        layout, spec = self.layout, self.spec
+        layout.root.mkdir(parents=True)
+        record.write_record(layout, record.new_record(spec))
+        for folder, mode in layout.folders(spec.nodes).items():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
+        layout.munge_key.touch(mode=0o400)
+        layout.munge_key.write_bytes(secrets.token_bytes(1024))
+        layout.slurm_conf.write_text(render_slurm_conf(spec, layout, memory_mib=_memory_mib()))
+        (layout.conf_dir / "plugstack.conf").write_text(render_plugstack_conf(spec, layout))
+        (layout.conf_dir / "cgroup.conf").write_text(CGROUP_CANDIDATES[0])
+        layout.hosts.write_text(render_hosts(spec))
+        for path in layout.conf_dir.glob("*.conf"):
+            path.chmod(0o644)
+        layout.hosts.chmod(0o644)
+
+    def _probe_cgroup_conf(self) -> None:
+        """Leave the first cgroup.conf with which this release's slurmd starts, and n0's slurmd running with it."""
+        probe = self._slurmd(self.nodes[0])
+        reasons = []
+        for candidate in CGROUP_CANDIDATES:
+            (self.layout.conf_dir / "cgroup.conf").write_text(candidate)
+            try:
+                probe.start()
+            except NotReadyError:
+                raise
+            except DevClusterError as error:
+                reasons.append(f"with {candidate.splitlines()[0]}: {error}")
+                continue
+            return
+        raise DevClusterError("slurmd starts with none of the cgroup settings we know\n" + "\n".join(reasons))
+
+    def _plug_in(self, target: Station) -> None:
+        netns.plug_in(
+            self._stations[SWITCH].living_init().pid,
+            target.name,
+            target.living_init().pid,
+            address=self.spec.address(target.name),
+            mac=self.spec.mac(target.name),
+        )
+
+    def _station(self, name: str) -> Station:
+        if name not in self.spec.stations:
+            raise DevClusterError(f"no node {name}; there are {', '.join(self.spec.stations)}")
+        return self._stations[name]
+
+    def _node(self, name: str) -> Station:
+        if name == CONTROL:
+            raise DevClusterError("ctl is not a Slurm node; for a lost controller use stop-daemon slurmctld")
+        return self._station(name)
+
+    def _slurmctld(self) -> Daemon:
+        return daemon.slurmctld(self._stations[CONTROL], self.layout)
+
+    def _slurmd(self, node: str) -> Daemon:
+        return daemon.slurmd(self._node(node), self.layout)
+
+    def _daemon(self, name: str) -> Daemon:
+        return self._slurmctld() if name == "slurmctld" else self._slurmd(name)
+
+    def _link_control(self) -> netns.LinkControl:
+        if self._links is None:
+            self._links = netns.LinkControl(self._stations[SWITCH].living_init().pid)
+        return self._links
+
+    def _release(self) -> None:
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+
+    def _slurm_states(self) -> dict[str, str] | None:
+        if self._slurmctld().pid is None:
+            return None
+        try:
+            answer = self.run(["sinfo", "-h", "-N", "-o", "%N|%T"], cwd="/", timeout_s=_QUERY_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return None
+        if answer.returncode != 0:
+            return None
+        return dict(line.split("|") for line in answer.stdout.split())
+
+    def _await_controller(self) -> None:
+        wait_until(
+            lambda: self._slurm_states() is not None,
+            timeout_s=_HEAL_TIMEOUT_S,
+            what="slurmctld to answer",
+            explain=lambda: log_tail(self.layout.ctl_log),
+            interval_s=0.1,
+        )
+
+    def _await_usable(self, nodes: Sequence[str], timeout_s: float) -> None:
+        def unusable() -> list[str]:
+            states = self._slurm_states() or {}
+            return [node for node in nodes if not _is_usable(states.get(node, "unknown"))]
+
+        def explain() -> str:
+            left = unusable()
+            states = self._slurm_states() or {}
+            said = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in left)
+            logs = [self.layout.ctl_log, *(self.layout.slurmd_log(node) for node in left[:1])]
+            return "\n".join([f"Slurm says: {said}", *(log_tail(log) for log in logs)])
+
+        wait_until(
+            lambda: not unusable(),
+            timeout_s=timeout_s,
+            what=f"{', '.join(nodes)} to become usable",
+            explain=explain,
+            interval_s=0.05,
+        )
+
+
+def take_down(name: str, *, state_dir: Path = DEFAULT_STATE_DIR) -> bool:
+    """End and delete the cluster of that name, running, half-made or dead; False if there is none."""
+    layout = Layout(state_dir, name)
+    if not layout.root.exists():
+        return False
+    with record.locked(layout):
+        return record.remove(layout)
+
+
+def _is_usable(slurm_state: str) -> bool:
+    """`*` means that slurmctld has not heard from it."""
+    return not slurm_state.endswith("*") and not slurm_state.startswith(("down", "unk"))
+
+
+def _memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
