@@ -13,19 +13,11 @@ from __future__ import annotations
 
 import msgspec
 
-
-class Timing(msgspec.Struct, frozen=True):
-    """Thresholds of the detector, in seconds. See docs/reference/config.md for how they were chosen."""
-
-    suspect_after_s: float = 1.0
-    dead_after_s: float = 2.0
-    tick_interval_s: float = 0.25
-    doubt_s: float = 8.0
-    max_condemned: int = 2
+from flashrec.core.limits import Timing
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """state: 'alive', 'suspect', 'dead'. since_s: seconds of silence behind it."""
+    """state: 'alive', 'suspect' or 'dead'; reason: for people and for the journal."""
 
     node: str
     incarnation: int

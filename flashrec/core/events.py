@@ -1,4 +1,4 @@
-"""Events: what has happened (past tense). The machine is told nothing else, so the journal of events is its whole input.
+"""Events: what has happened (past tense). The machine is told nothing else, so the journal is its whole input.
 
 Generation and incarnation identify who speaks: `core.machine` drops stale events in one place (`_is_stale`).
 """

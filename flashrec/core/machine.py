@@ -2,12 +2,12 @@
 
     RUNNING ─► FENCING ─► PLACING ─► FORMING ─► RESTORING ─► RUNNING          (STOPPED from anywhere)
 
-    phase      left when                                             what was asked on the way in
-    FENCING    every survivor has reported for this generation       fence announced, lost workers killed and relaunched
-    PLACING    every rank has a worker that has reported             (at the first start: agents have joined, ranks launched)
-    FORMING    every rank has formed its groups                      plan published
-    RESTORING  every rank holds the state of the resume step         -
-    RUNNING    something is lost                                     resume announced
+    phase      left when                                        asked on the way in
+    FENCING    every survivor has reported for this generation  fence, kill what is lost, launch its next life
+    PLACING    every rank has a worker that has reported        (first start: agents join, all ranks are launched)
+    FORMING    every rank has formed its groups                 plan
+    RESTORING  every rank holds the state of the resume step    -
+    RUNNING    something is lost                                resume
 
 A failure in any phase raises the generation and goes back to FENCING. Before the first resume nothing is worth
 keeping, so then everybody is started anew. The table `TRANSITIONS` is checked at every move and drawn in
@@ -16,11 +16,10 @@ docs/concepts/recovery.md. Stale speech is dropped in `_is_stale`, and only ther
 
 from __future__ import annotations
 
-import msgspec
-
 from flashrec.core import commit, effects, events
 from flashrec.core.effects import AnyEffect
 from flashrec.core.events import AnyEvent
+from flashrec.core.limits import Limits
 from flashrec.core.membership import Members, Slot
 from flashrec.core.placement import place
 from flashrec.core.types import Assignment, Phase, Plan
@@ -36,19 +35,6 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.RESTORING: frozenset({Phase.FENCING, Phase.PLACING, Phase.RUNNING, Phase.STOPPED}),
     Phase.STOPPED: frozenset(),
 }
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Bounds of a recovery. Times in seconds."""
-
-    start_timeout_s: float = 120.0  # agents of all active nodes have joined
-    fence_timeout_s: float = 60.0  # survivors have reported; who has not by then is replaced
-    launch_timeout_s: float = 600.0  # joiners have built their model and reported
-    form_timeout_s: float = 60.0
-    restore_timeout_s: float = 600.0
-    spare_wait_s: float = 30.0  # wait for a node to come back when no spare is left
-    max_in_place: int = 3  # process failures on one node before it counts as unhealthy
-    max_without_progress: int = 5  # failures in a row without one new optimizer step
 
 
 class Machine:
@@ -350,7 +336,7 @@ class Machine:
         self._stop_if_over()
 
     def _stop_if_over(self) -> None:
-        """Stop once no worker lives. Ranks that were lost after the final vote did all steps, but not their last lines."""
+        """Stop once no worker lives. Ranks lost after the final vote did all steps, but not their last lines."""
         if self.members.live():
             return
         lost = self.members.unplaced()

@@ -77,7 +77,7 @@ class Connecting:
 
 
 class Accepting:
-    """Sans-IO accepting side: receive `hello_bytes` into `challenge()`, send its result, receive MAC_BYTES into `check()`."""
+    """Sans-IO accepting side: `hello_bytes` go into `challenge()`, its result out, MAC_BYTES into `check()`."""
 
     hello_bytes = len(MAGIC) + NONCE_BYTES
 

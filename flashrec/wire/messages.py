@@ -62,7 +62,7 @@ class WorkerWelcome(Message, frozen=True):
 
 
 class WorkerBeat(Message, frozen=True):
-    """Heartbeat of a worker to its agent, with its step tag. where: 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'."""
+    """Heartbeat of a worker, with its step tag. where: 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'."""
 
     rank: int
     incarnation: int

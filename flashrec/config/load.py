@@ -1,0 +1,71 @@
+"""Load a configuration: file, then `key=value` settings over it, then validation. Errors name the file and the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from flashrec.config.schema import Config
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message says which key and why."""
+
+
+def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> Config:
+    """Read `path` (YAML; none: defaults) and apply dotted `key=value` settings. Raises ConfigError."""
+    where = str(path) if path else "settings"
+    data = _read(path) if path else {}
+    for setting in settings:
+        _apply(data, setting)
+    try:
+        return msgspec.convert(data, Config, str_keys=True)
+    except msgspec.ValidationError as err:
+        raise ConfigError(f"{where}: {_explain(str(err))}") from err
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror}") from err
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} is not YAML: {err}") from err
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, found a {type(data).__name__}")
+    return data
+
+
+def _apply(data: dict[str, Any], setting: str) -> None:
+    key, equals, value = setting.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"setting {setting!r}: expected key=value, for example detection.dead_after_s=3")
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"setting {setting!r}: {parent} is a value, not a section")
+    data[last] = yaml.safe_load(value)
+
+
+def _explain(text: str) -> str:
+    if "unknown field" not in text:
+        return text
+    known = ", ".join(_keys(Config))
+    return f"{text}. Known keys: {known}"
+
+
+def _keys(struct: type, prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            keys += _keys(field.type, f"{prefix}{field.name}.")
+        else:
+            keys.append(prefix + field.name)
+    return keys

@@ -1,0 +1,63 @@
+"""The configuration of a job: one frozen struct, defaults that need no file, units in the names.
+
+Unknown keys and values out of range are errors that name the key and what is allowed; nothing is guessed. The same
+words are used in the file, on the command line (`--set detection.dead_after_s=3`) and in the documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from flashrec.core.limits import Count, Limits, Seconds, Timing
+
+
+class Detection(Timing, frozen=True, forbid_unknown_fields=True):
+    """When silence becomes a verdict: the core's thresholds and the periods of what feeds them."""
+
+    heartbeat_interval_s: Seconds = 0.25
+    slurm_poll_interval_s: Seconds = 5.0
+    worker_silent_s: Seconds = 30.0  # no heartbeat of a worker that runs (an extension may hold the interpreter)
+    worker_stopped_s: Seconds = 1.0  # no heartbeat of a worker that the kernel shows as stopped
+
+    def __post_init__(self) -> None:
+        if not self.heartbeat_interval_s < self.suspect_after_s < self.dead_after_s:
+            raise ValueError("detection: heartbeat_interval_s < suspect_after_s < dead_after_s must hold")
+
+
+class Recovery(Limits, frozen=True, forbid_unknown_fields=True):
+    """Bounds of one recovery."""
+
+    agent_retry_s: Seconds = 5.0  # how often a lost node is asked to run an agent again
+
+
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The control plane. host '': every address of the batch host, agents use the name that Slurm gives it."""
+
+    host: str = ""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    lease_s: Seconds = 10.0
+    reconnect_s: Seconds = 120.0
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of the workers' output is copied into the job's output (files per rank always get all of it)."""
+
+    follow: Literal["all", "rank0", "none"] = "all"
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything. job_dir '': `flashrec-<job id>` in the working directory."""
+
+    spares: Count | None = None
+    job_dir: str = ""
+    detection: Detection = Detection()
+    recovery: Recovery = Recovery()
+    control: Control = Control()
+    output: Output = Output()
+
+    def __post_init__(self) -> None:
+        if self.control.lease_s <= self.detection.dead_after_s:
+            raise ValueError("control.lease_s must be longer than detection.dead_after_s")

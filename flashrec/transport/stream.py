@@ -1,0 +1,152 @@
+"""Messages over asyncio streams: one `Channel` per connection, a listener that admits only who knows the secret.
+
+A channel never blocks its sender: `send` writes into the transport's buffer, and a peer that lets more than
+`MAX_BACKLOG_BYTES` pile up is cut off (it is stopped or gone, and the detector will say so). Every end of a connection
+has a reason in words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from flashrec.transport import handshake
+from flashrec.wire.frames import Decoder, FrameReader, ProtocolError, encode, frame
+from flashrec.wire.messages import Message
+
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+M = TypeVar("M", bound=Message)
+
+
+class Channel(Generic[M]):
+    """One authenticated connection. `end_reason` says why it ended, once iteration has stopped."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder[M], name: str
+    ) -> None:
+        self._reader, self._writer, self._decoder, self.name = reader, writer, decoder, name
+        self.end_reason = ""
+        _tune(writer)
+
+    def send(self, message: Message) -> None:
+        """Queue one message. Does nothing on a closed channel: its end is reported by the reading side."""
+        if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
+            self.abort(f"does not read (more than {MAX_BACKLOG_BYTES} bytes are waiting)")
+            return
+        self._writer.write(frame(encode(message)))
+
+    async def messages(self) -> AsyncIterator[M]:
+        """Yield messages until the connection ends; never raises for what a peer can cause."""
+        frames = FrameReader()
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for payload in frames.feed(data):
+                    yield self._decoder.decode(payload)
+            self.end_reason = self.end_reason or "closed by the peer"
+        except ProtocolError as err:
+            self.end_reason = f"protocol error: {err}"
+        except OSError as err:
+            self.end_reason = self.end_reason or _explain(err)
+        finally:
+            self._writer.transport.abort()
+
+    def abort(self, reason: str) -> None:
+        """End the connection now, without flushing."""
+        self.end_reason = self.end_reason or reason
+        self._writer.transport.abort()
+
+    async def drain_and_close(self, timeout_s: float = 1.0) -> None:
+        """Flush what is queued, then end the connection; bounded."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._writer.drain()
+                self._writer.close()
+                await self._writer.wait_closed()
+        self._writer.transport.abort()
+
+    @property
+    def local_address(self) -> str:
+        """Our address on this connection ('' on a unix socket)."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+
+Serve = Callable[[Channel[M]], Awaitable[None]]
+Refuse = Callable[[str], None]
+
+
+async def listen_tcp(
+    host: str | None, port: int, secret: bytes, decoder: Decoder[M], serve: Serve[M], refuse: Refuse
+) -> asyncio.Server:
+    """Listen on TCP. `serve` runs once per admitted connection, `refuse` gets a sentence for everyone else."""
+    return await asyncio.start_server(_admitting(secret, decoder, serve, refuse), host, port, backlog=4096)
+
+
+async def listen_unix(
+    path: Path, secret: bytes, decoder: Decoder[M], serve: Serve[M], refuse: Refuse
+) -> asyncio.Server:
+    """Listen on a unix socket in a directory that only we can enter (see `private_directory`)."""
+    path.unlink(missing_ok=True)
+    return await asyncio.start_unix_server(_admitting(secret, decoder, serve, refuse), str(path), backlog=1024)
+
+
+async def connect_tcp(host: str, port: int, secret: bytes, decoder: Decoder[M], timeout_s: float = 5.0) -> Channel[M]:
+    """Connect and prove the secret. Raises OSError (HandshakeRefused included) or TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(host, port)
+    try:
+        await handshake.connect_stream(reader, writer, secret, timeout_s)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Channel(reader, writer, decoder, f"{host}:{port}")
+
+
+def private_directory(path: Path) -> Path:
+    """Create (or check) a directory of mode 0700 that belongs to us, for sockets. Raises PermissionError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = path.lstat()
+    if info.st_uid != os.geteuid() or info.st_mode & 0o077 or path.is_symlink():
+        raise PermissionError(f"{path} must be a directory of mode 0700 that belongs to uid {os.geteuid()}")
+    return path
+
+
+def _admitting(
+    secret: bytes, decoder: Decoder[M], serve: Serve[M], refuse: Refuse
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local peer"
+        try:
+            await handshake.accept_stream(reader, writer, secret)
+        except OSError as err:
+            refuse(f"connection from {name} refused: {err}")
+            writer.transport.abort()
+            return
+        channel = Channel(reader, writer, decoder, name)
+        try:
+            await serve(channel)
+        finally:
+            channel.abort("no longer served")
+
+    return accept
+
+
+def _tune(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _explain(err: OSError) -> str:
+    if isinstance(err, ConnectionResetError):
+        return "reset by the peer"
+    return os.strerror(err.errno) if err.errno else (str(err) or type(err).__name__)
