@@ -1,0 +1,139 @@
+"""The agent of one node: one connection to the manager, one unix socket for the workers, one timer.
+
+Its life (incarnation) lasts as long as its connection. When that ends, or when the manager has been silent for
+`lease_s`, the agent kills its workers (they may have been replaced already), and offers its node again as a fresh life.
+After `reconnect_s` without a manager it ends: nobody needs it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+
+import flashrec
+from flashrec.agent.paths import socket_directory, socket_path
+from flashrec.agent.workers import Workers
+from flashrec.transport.stream import Channel, connect_tcp, listen_unix, private_directory
+from flashrec.wire import frames
+from flashrec.wire import messages as m
+
+log = logging.getLogger("flashrec.agent")
+RETRY_S = 0.25
+
+
+class Agent:
+    """Runs until the manager says Stop, refuses us, or is gone for `reconnect_s`."""
+
+    def __init__(
+        self, node: str, launch: int, hosts: list[str], port: int, key: str, secret: bytes, reconnect_s: float
+    ):
+        self.node, self.launch, self.hosts, self.port, self.key = node, launch, hosts, port, key
+        self._secret, self._reconnect_s = secret, reconnect_s
+        self._socket = socket_path(key, node)
+        self._workers: Workers | None = None
+        self._manager_heard_at = time.monotonic()
+        self._exit_code: int | None = None
+
+    async def run(self) -> int:
+        """Return the exit code."""
+        private_directory(socket_directory(self.key).parent)
+        private_directory(socket_directory(self.key))
+        path = self._socket
+        server = await listen_unix(path, self._secret, frames.to_agent_from_worker, self._serve_worker, log.warning)
+        try:
+            await self._live()
+        finally:
+            server.close()
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                socket_directory(self.key).rmdir()
+        return self._exit_code or 0
+
+    async def _serve_worker(self, channel: Channel[m.ToAgentFromWorker]) -> None:
+        if self._workers is not None:
+            await self._workers.serve(channel)
+
+    async def _live(self) -> None:
+        deadline = time.monotonic() + self._reconnect_s
+        while self._exit_code is None:
+            for host in self.hosts:
+                try:
+                    channel = await connect_tcp(host, self.port, self._secret, frames.to_agent, timeout_s=3.0)
+                except (OSError, TimeoutError) as err:
+                    log.debug("manager at %s:%d: %s", host, self.port, err)
+                    continue
+                await self._one_life(channel)
+                deadline = time.monotonic() + self._reconnect_s
+                break
+            if time.monotonic() > deadline:
+                log.error("no manager for %g s: ending", self._reconnect_s)
+                self._exit_code = 1
+            if self._exit_code is None:
+                await asyncio.sleep(RETRY_S)
+
+    async def _one_life(self, channel: Channel[m.ToAgent]) -> None:
+        """From hello to the end of the connection; leaves no worker behind."""
+        channel.send(m.AgentHello(self.node, self.launch, os.getpid(), channel.local_address, flashrec.__version__))
+        beats: asyncio.Task[None] | None = None
+        self._manager_heard_at = time.monotonic()
+        try:
+            async for message in channel.messages():
+                self._manager_heard_at = time.monotonic()
+                if isinstance(message, m.AgentWelcome):
+                    self._workers = Workers(message, channel.local_address, self._socket, channel.send)
+                    beats = asyncio.create_task(self._beat(channel, message))
+                    log.info("node %s joined, incarnation %d", self.node, message.incarnation)
+                else:
+                    self._perform(message)
+                if self._exit_code is not None:
+                    break
+        finally:
+            if beats is not None:
+                beats.cancel()
+            log.info("connection to the manager ended: %s", channel.end_reason or "done")
+            if self._workers is not None:
+                self._workers.close("the agent lost its manager" if self._exit_code is None else "the job ends")
+                await self._workers.closed()
+                self._workers = None
+            channel.abort("life over")
+
+    async def _beat(self, channel: Channel[m.ToAgent], welcome: m.AgentWelcome) -> None:
+        sequence = 0
+        while True:
+            silent_s = time.monotonic() - self._manager_heard_at
+            if silent_s > welcome.lease_s:
+                log.error("manager silent for %.1f s: lease over, stopping all workers", silent_s)
+                channel.abort(f"lease over: manager silent for {silent_s:.1f} s")
+                return
+            sequence += 1
+            tags = self._workers.beat() if self._workers is not None else ()
+            channel.send(m.AgentHeartbeat(welcome.incarnation, sequence, tags))
+            await asyncio.sleep(welcome.heartbeat_interval_s)
+
+    def _perform(self, message: m.ToAgent) -> None:
+        workers = self._workers
+        match message:
+            case m.AgentRefused():
+                log.error("refused by the manager: %s", message.reason)
+                self._exit_code = 1
+            case m.Stop():
+                log.info("stop: %s", message.reason)
+                self._exit_code = 0
+                if workers is not None:
+                    workers.announce(message)
+            case _ if workers is None:
+                return
+            case m.ExpectTasks():
+                workers.expect(message)
+            case m.KillWorkers():
+                for rank, incarnation in message.workers:
+                    workers.kill(rank, incarnation, message.reason)
+            case m.KeysPushed():
+                workers.push_keys(message)
+            case m.CounterValue():
+                workers.answer_counter(message)
+            case m.Fence() | m.PlanPublished() | m.Resume() | m.Complete():
+                workers.announce(message)

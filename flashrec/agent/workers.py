@@ -1,0 +1,255 @@
+"""The workers of one node: who may start, who runs, who has spoken last, who has gone and how.
+
+A worker's life: expected (the manager said so) → started (its launcher asked, we hold a pidfd) → joined (its runtime
+said hello) → gone (the pidfd says so). Whatever the runtime sends is relayed to the manager; whatever the manager
+announces goes to every runtime, and what was announced before a runtime said hello is repeated to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flashrec.agent.process import WatchedProcess
+from flashrec.core.types import Assignment
+from flashrec.transport.stream import Channel
+from flashrec.wire import messages as m
+
+EXPECT_TIMEOUT_S = 30.0
+LAST_WORDS_TIMEOUT_S = 1.0
+Worker = Channel[m.ToAgentFromWorker]
+
+
+class Life:
+    """One worker process from its launcher's question to its end."""
+
+    def __init__(self, assignment: Assignment, process: WatchedProcess) -> None:
+        self.assignment, self.process = assignment, process
+        self.channel: Worker | None = None
+        self.spoken_out = asyncio.Event()
+        self.joined = False
+        self.heard_at = time.monotonic()
+        self.farewell = "none"
+        self.kill_reason = ""
+        self.tag = m.WorkerBeat(assignment.rank, assignment.incarnation, -1, -1, -1, "init")
+
+
+class Workers:
+    """All workers of this node, for one life of the agent. `relay` sends to the manager."""
+
+    def __init__(
+        self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Message], None]
+    ) -> None:
+        self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
+        self.generation = welcome.generation
+        self._expected: dict[tuple[int, int], Assignment] = {}
+        self._expectation_changed = asyncio.Event()
+        self._lives: dict[tuple[int, int], Life] = {}
+        self._keys: list[m.KeysPushed] = []
+        self._closed = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- what workers say -------------------------------------------------------------------------------------
+
+    async def serve(self, channel: Worker) -> None:
+        """One connection: a launcher's question, or a runtime for as long as it lives."""
+        life: Life | None = None
+        async for message in channel.messages():
+            match message:
+                case m.TaskStarting():
+                    await self._start(channel, message)
+                    return
+                case m.WorkerHello():
+                    life = self._join(channel, message)
+                    if life is None:
+                        return
+                case m.WorkerBeat() if life is not None:
+                    life.heard_at, life.tag = time.monotonic(), message
+                case _ if life is not None and self._speaks_for(life, message):
+                    self._hear(life, message)
+                case _:
+                    break  # speech before hello, or for somebody else
+        if life is not None:
+            life.spoken_out.set()
+
+    @staticmethod
+    def _speaks_for(life: Life, message: m.Message) -> bool:
+        said = (getattr(message, "rank", None), getattr(message, "incarnation", None))
+        return said == (life.assignment.rank, life.assignment.incarnation)
+
+    async def _start(self, channel: Worker, question: m.TaskStarting) -> None:
+        assignment = await self._await_expectation(question.launch, question.local_id)
+        if assignment is None:
+            channel.send(
+                m.TaskRefused(self._closed or f"nobody asked for task {question.local_id} of launch {question.launch}")
+            )
+            await channel.drain_and_close()
+            return
+        try:
+            life = Life(assignment, WatchedProcess(question.pid))
+        except ProcessLookupError:
+            return
+        self._lives[assignment.rank, assignment.incarnation] = life
+        asyncio.get_running_loop().add_reader(life.process.fileno(), self._ended, life)
+        name = f"rank-{assignment.rank}.{assignment.incarnation}.log"
+        output = str(Path(self._welcome.output_dir) / name)
+        channel.send(m.TaskAssigned(assignment, self._environment(assignment), output))
+        self._relay(m.WorkerStarted(assignment.rank, assignment.incarnation, question.pid))
+        await channel.drain_and_close()
+
+    async def _await_expectation(self, launch: int, local_id: int) -> Assignment | None:
+        """A task may be faster than the manager's word about it."""
+        try:
+            async with asyncio.timeout(EXPECT_TIMEOUT_S):
+                while not self._closed and (launch, local_id) not in self._expected:
+                    await self._expectation_changed.wait()
+        except TimeoutError:
+            return None
+        return None if self._closed else self._expected.pop((launch, local_id), None)
+
+    def _environment(self, assignment: Assignment) -> dict[str, str]:
+        return {
+            **self._welcome.env,
+            "FLASHREC_SOCKET": str(self._socket),
+            "RANK": str(assignment.rank),
+            "LOCAL_RANK": str(assignment.local_rank),
+            "FLASHREC_INCARNATION": str(assignment.incarnation),
+            "FLASHREC_GENERATION": str(assignment.generation),
+            "FLASHREC_JOINS": "1" if assignment.joins else "0",
+        }
+
+    def _join(self, channel: Worker, hello: m.WorkerHello) -> Life | None:
+        life = self._lives.get((hello.rank, hello.incarnation))
+        if life is None or life.kill_reason:
+            channel.abort("unknown worker")
+            return None
+        if life.channel is not None:
+            channel.abort("this worker has joined already")
+            return None
+        life.channel, life.joined, life.heard_at = channel, True, time.monotonic()
+        timing = self._welcome
+        channel.send(
+            m.WorkerWelcome(
+                self.generation, timing.world_size, self._address, timing.heartbeat_interval_s, timing.lease_s
+            )
+        )
+        for keys in self._keys:
+            if hello.rank in keys.members:
+                channel.send(keys)
+        self._relay(m.WorkerJoined(hello.rank, hello.incarnation))
+        return life
+
+    def _hear(self, life: Life, message: m.ToAgentFromWorker) -> None:
+        life.heard_at = time.monotonic()
+        if isinstance(message, m.WorkerFarewell):
+            if life.farewell == "none":
+                life.farewell = "orderly"
+            return
+        if isinstance(message, m.WorkerRaised):
+            life.farewell = "raised"
+        elif isinstance(message, m.WorkerFinished):
+            life.farewell = "finished"
+        self._relay(message)
+
+    # ---- how workers end --------------------------------------------------------------------------------------
+
+    def _ended(self, life: Life) -> None:
+        asyncio.get_running_loop().remove_reader(life.process.fileno())
+        life.process.kill_group()
+        task = asyncio.create_task(self._bury(life))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bury(self, life: Life) -> None:
+        """Hear the last words first: the process is gone, but what it sent may still be in the socket."""
+        if life.joined:
+            try:
+                async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
+                    await life.spoken_out.wait()
+            except TimeoutError:
+                pass
+        life.process.close()
+        who = (life.assignment.rank, life.assignment.incarnation)
+        self._lives.pop(who, None)
+        self._relay(m.WorkerGone(*who, life.farewell, life.joined, life.kill_reason or _describe(life)))
+
+    def kill(self, rank: int, incarnation: int, reason: str) -> None:
+        """SIGKILL one worker; its end is then reported like any other."""
+        self._expected = {k: a for k, a in self._expected.items() if (a.rank, a.incarnation) != (rank, incarnation)}
+        life = self._lives.get((rank, incarnation))
+        if life is not None and not life.kill_reason:
+            life.kill_reason = reason
+            life.process.kill()
+
+    def close(self, reason: str) -> None:
+        """This life of the agent is over: kill every worker, admit nobody any more."""
+        self._closed = reason
+        self._expectation_changed.set()
+        for rank, incarnation in list(self._lives):
+            self.kill(rank, incarnation, reason)
+
+    async def closed(self, timeout_s: float = 5.0) -> None:
+        """Wait (bounded) until every killed worker has really gone."""
+        deadline = time.monotonic() + timeout_s
+        while (self._lives or self._tasks) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    # ---- what the manager says --------------------------------------------------------------------------------
+
+    def expect(self, order: m.ExpectTasks) -> None:
+        for local_id, assignment in enumerate(order.tasks):
+            self._expected[order.launch, local_id] = assignment
+        self._expectation_changed.set()
+        self._expectation_changed = asyncio.Event()
+
+    def announce(self, message: m.Message) -> None:
+        """Tell every joined worker; a newer generation also drops the keys of the older one."""
+        generation = getattr(message, "generation", self.generation)
+        if isinstance(message, m.Fence) and generation > self.generation:
+            self.generation, self._keys = generation, []
+        for life in self._lives.values():
+            if life.channel is not None:
+                life.channel.send(message)
+
+    def push_keys(self, keys: m.KeysPushed) -> None:
+        if keys.generation != self.generation:
+            return
+        self._keys.append(keys)
+        for life in self._lives.values():
+            if life.channel is not None and life.assignment.rank in keys.members:
+                life.channel.send(keys)
+
+    def answer_counter(self, value: m.CounterValue) -> None:
+        life = self._lives.get((value.rank, value.incarnation))
+        if life is not None and life.channel is not None:
+            life.channel.send(value)
+
+    # ---- heartbeats -------------------------------------------------------------------------------------------
+
+    def beat(self) -> tuple[m.WorkerBeat, ...]:
+        """Renew the workers' lease, judge their silence, and return their newest tags."""
+        now = time.monotonic()
+        for life in list(self._lives.values()):
+            if life.channel is None:
+                continue
+            life.channel.send(m.AgentBeat())
+            silent_s = now - life.heard_at
+            if silent_s > self._welcome.worker_silent_s:
+                self.kill(*self._who(life), f"worker silent for {silent_s:.1f} s")
+            elif silent_s > self._welcome.worker_stopped_s and life.process.is_stopped():
+                self.kill(*self._who(life), f"worker stopped (process state T) and silent for {silent_s:.1f} s")
+        return tuple(life.tag for life in self._lives.values())
+
+    @staticmethod
+    def _who(life: Life) -> tuple[int, int]:
+        return life.assignment.rank, life.assignment.incarnation
+
+
+def _describe(life: Life) -> str:
+    if life.farewell == "none":
+        return f"process {life.process.pid} ended without a farewell (killed or crashed)"
+    if life.farewell == "raised":
+        return f"process {life.process.pid} ended with an exception"
+    return f"process {life.process.pid} ended"

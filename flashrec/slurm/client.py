@@ -1,0 +1,135 @@
+"""What we ask Slurm, through the site's own commands: argument lists, LC_ALL=C, every call bounded in time.
+
+Only fields that hold no user text are requested (job names and comments may contain anything), so a line can be split
+safely. "Could not look" raises `SlurmUnavailable`; it is never an empty answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from flashrec.slurm.hostlist import expand
+
+CALL_TIMEOUT_S = 15.0
+
+
+class SlurmError(Exception):
+    """Slurm answered, and the answer is no."""
+
+
+class SlurmUnavailable(SlurmError):
+    """Slurm could not be asked (no controller, no command, no answer in time); asking again later may help."""
+
+
+class JobInfo(msgspec.Struct, frozen=True):
+    """A job as Slurm sees it now. nodes: in Slurm's order; batch_host: '' if there is none."""
+
+    job_id: int
+    state: str
+    nodes: tuple[str, ...]
+    batch_host: str
+
+
+class SlurmClient:
+    """Asynchronous, stateless; safe to use from several tasks."""
+
+    def __init__(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+
+    async def job(self, job_id: int) -> JobInfo:
+        """The job's state and its nodes now (a job shrinks when Slurm takes a lost node from it)."""
+        text = await self._call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%i|%T|%N|%B")
+        lines = [line for line in text.splitlines() if line]
+        if len(lines) != 1:
+            raise SlurmError(f"squeue knows no single job {job_id} (it printed {len(lines)} lines)")
+        number, state, nodes, batch_host = lines[0].strip().split("|")
+        if number != str(job_id):
+            raise SlurmError(f"asked for job {job_id}, squeue answered for job {number}")
+        return JobInfo(job_id, state, expand(nodes), "" if batch_host in ("n/a", "(null)") else batch_host)
+
+    async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
+        """State words of each node, upper case, without Slurm's suffix marks ('*' becomes NOT_RESPONDING)."""
+        text = await self._call("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N|%T")
+        states: dict[str, frozenset[str]] = {}
+        for line in text.splitlines():
+            name, _, state = line.strip().partition("|")
+            states[name] = states.get(name, frozenset()) | _state_words(state)
+        missing = set(nodes) - set(states)
+        if missing:
+            raise SlurmError(f"sinfo did not show node {', '.join(sorted(missing))}")
+        return states
+
+    async def batch_script(self, job_id: int) -> str | None:
+        """Text of the job's batch script; None if it has none (salloc) or we may not see it."""
+        try:
+            return await self._call("scontrol", "write", "batch_script", str(job_id), "-")
+        except SlurmUnavailable:
+            raise
+        except SlurmError:
+            return None
+
+    async def version(self) -> str:
+        """Version of the installed commands, for example '22.05.8'."""
+        return (await self._call("sinfo", "--version")).split()[-1]
+
+    async def _call(self, *argv: str) -> str:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(os.environ),
+            )
+        except FileNotFoundError as err:
+            raise SlurmUnavailable(
+                f"{argv[0]} not found: install Slurm's client commands or load their module"
+            ) from err
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                out, err_text = await process.communicate()
+        except TimeoutError as err:
+            process.kill()
+            await process.wait()
+            raise SlurmUnavailable(f"{argv[0]} did not answer within {self._timeout_s:g} s") from err
+        if process.returncode != 0:
+            said = err_text.decode(errors="replace").strip()
+            raise (SlurmUnavailable if is_outage(said) else SlurmError)(f"{' '.join(argv)}: {said or 'failed'}")
+        return out.decode(errors="replace")
+
+
+def is_outage(said: str) -> bool:
+    """True if what a Slurm command printed means that the controller could not be reached (so: try again)."""
+    lower = said.lower()
+    signs = (
+        "unable to contact slurm controller",
+        "connection refused",
+        "socket timed out",
+        "zero bytes were transmitted",
+        "connection timed out",
+        "communication connection failure",
+        "slurm_persist_conn",
+        "transport endpoint is not connected",
+    )
+    return any(sign in lower for sign in signs)
+
+
+def _state_words(state: str) -> frozenset[str]:
+    words = set()
+    for word in state.upper().split("+"):
+        if word.endswith("*"):
+            words.add("NOT_RESPONDING")
+        words.add(word.rstrip("*~#!%$@^-"))
+    if any(word.startswith(("DRAIN", "DRAINED", "DRAINING")) for word in words):
+        words.add("DRAIN")
+    return frozenset(words)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what would change the output of Slurm's commands."""
+    formats = ("SQUEUE_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
+    return {**{k: v for k, v in environ.items() if not k.startswith(formats)}, "LC_ALL": "C"}
