@@ -1,0 +1,1 @@
+"""Recovery timelines from a journal."""
