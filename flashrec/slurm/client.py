@@ -63,6 +63,13 @@ class SlurmClient:
             raise SlurmError(f"sinfo did not show node {', '.join(sorted(missing))}")
         return states
 
+    async def node_address(self, node: str) -> str:
+        """The address at which Slurm reaches a node (NodeAddr)."""
+        text = await self._call("sinfo", "--noheader", "--Node", "--nodes", node, "--format", "%o")
+        if not text.strip():
+            raise SlurmError(f"sinfo did not show node {node}")
+        return text.split()[0]
+
     async def batch_script(self, job_id: int) -> str | None:
         """Text of the job's batch script; None if it has none (salloc) or we may not see it."""
         try:

@@ -1,0 +1,167 @@
+"""The manager's side of the control connections: one link per node, messages in, events out.
+
+A link is one life of an agent. It ends with its connection; the detector then says so, with the reason. A message
+is turned into an event only while its link is the current one of its node, so a former life has no voice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+import flashrec
+from flashrec.core import events as e
+from flashrec.core.detection import Detector, Verdict
+from flashrec.manager.rendezvous import Rendezvous
+from flashrec.transport.stream import Channel
+from flashrec.wire import messages as m
+
+HELLO_TIMEOUT_S = 10.0
+
+
+class Link(msgspec.Struct):
+    """The current life of the agent on one node."""
+
+    node: str
+    incarnation: int
+    launch: int
+    address: str
+    channel: Channel[m.ToManager]
+
+
+class ControlPlane:
+    """nodes: the job's nodes. welcome(incarnation) builds the first answer. emit takes events, judge takes verdicts."""
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        detector: Detector,
+        rendezvous: Rendezvous,
+        welcome: Callable[[int], m.AgentWelcome],
+        emit: Callable[[e.AnyEvent], None],
+        judge: Callable[[list[Verdict]], None],
+        note: Callable[..., None],
+    ) -> None:
+        self._nodes, self._detector, self._rendezvous = frozenset(nodes), detector, rendezvous
+        self._welcome, self._emit, self._judge, self._note = welcome, emit, judge, note
+        self._incarnations: dict[str, int] = {}
+        self.links: dict[str, Link] = {}
+        self.tags: dict[int, m.WorkerBeat] = {}
+
+    def send(self, node: str, message: m.Message) -> None:
+        """To one node's agent; nothing happens if it has none (the detector will have said why)."""
+        link = self.links.get(node)
+        if link is not None:
+            link.channel.send(message)
+
+    def broadcast(self, message: m.Message) -> None:
+        for link in self.links.values():
+            link.channel.send(message)
+
+    def cut(self, node: str, reason: str) -> None:
+        """End the current life of a node's agent: it was condemned. If it still lives it will come back as a new one."""
+        link = self.links.pop(node, None)
+        if link is not None:
+            link.channel.abort(reason)
+
+    def refused(self, why: str) -> None:
+        """Somebody could not prove the job secret."""
+        self._note("connection refused", why=why)
+
+    async def serve(self, channel: Channel[m.ToManager]) -> None:
+        """One admitted connection, from hello to its end."""
+        messages = channel.messages()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await anext(messages, None)
+        except TimeoutError:
+            hello = None
+        if not isinstance(hello, m.AgentHello):
+            self.refused(f"{channel.name}: no hello ({channel.end_reason or 'another message came first'})")
+            return
+        objection = self._objection(hello)
+        if objection:
+            self._note("agent refused", node=hello.node, launch=hello.launch, why=objection)
+            channel.send(m.AgentRefused(objection))
+            await channel.drain_and_close()
+            return
+        link = self._admit(hello, channel)
+        async for message in messages:
+            if self.links.get(link.node) is not link:
+                break
+            self._hear(link, message)
+        if self.links.get(link.node) is link:
+            self._judge(self._detector.disconnected(link.node, link.incarnation, channel.end_reason))
+
+    def _objection(self, hello: m.AgentHello) -> str:
+        if hello.node not in self._nodes:
+            return f"node {hello.node} is not part of this job"
+        if hello.version != flashrec.__version__:
+            return f"the agent has flashrec {hello.version}, the manager {flashrec.__version__}: install the same on all"
+        current = self.links.get(hello.node)
+        if current is not None and self._detector.state_of(hello.node) == "alive" and hello.launch != current.launch:
+            return f"node {hello.node} has an agent already"
+        return ""
+
+    def _admit(self, hello: m.AgentHello, channel: Channel[m.ToManager]) -> Link:
+        former = self.links.get(hello.node)
+        if former is not None:
+            self._judge(self._detector.disconnected(former.node, former.incarnation, "a new life of the agent came"))
+        incarnation = self._incarnations.get(hello.node, 0) + 1
+        self._incarnations[hello.node] = incarnation
+        link = Link(hello.node, incarnation, hello.launch, hello.address, channel)
+        self.links[hello.node] = link
+        self._detector.joined(hello.node, incarnation, time.monotonic())
+        channel.send(self._welcome(incarnation))
+        self._emit(e.AgentJoined(hello.node, incarnation))
+        return link
+
+    def _hear(self, link: Link, message: m.ToManager) -> None:
+        self._judge(self._detector.heard(link.node, link.incarnation, time.monotonic()))
+        match message:
+            case m.AgentHeartbeat():
+                link.channel.send(m.HeartbeatAck(message.sequence))
+                self.tags.update((tag.rank, tag) for tag in message.tags)
+            case m.KeyPosted():
+                if self._rendezvous.post(message):
+                    asyncio.get_running_loop().call_soon(self._flush_keys)
+            case m.CounterAdded():
+                value = self._rendezvous.add(message)
+                if value is not None:
+                    link.channel.send(value)
+            case _:
+                event = to_event(message)
+                if event is not None:
+                    self._emit(event)
+
+    def _flush_keys(self) -> None:
+        for node, keys in self._rendezvous.flush():
+            self.send(node, keys)
+
+
+def to_event(message: m.ToManager) -> e.AnyEvent | None:
+    """The event that a worker's message (relayed by its agent) is for the core; None if it is none."""
+    match message:
+        case m.WorkerStarted(rank, incarnation, pid):
+            return e.WorkerStarted(rank, incarnation, pid)
+        case m.WorkerJoined(rank, incarnation):
+            return e.WorkerJoined(rank, incarnation)
+        case m.WorkerGone(rank, incarnation, farewell, joined, reason):
+            return e.WorkerExited(rank, incarnation, farewell, joined, reason)
+        case m.WorkerRaised(rank, incarnation, raised):
+            return e.WorkerRaised(rank, incarnation, raised)
+        case m.WorkerReported(rank, incarnation, generation, report):
+            return e.WorkerReported(rank, incarnation, generation, report)
+        case m.WorkerFormed(rank, incarnation, generation):
+            return e.WorkerFormed(rank, incarnation, generation)
+        case m.WorkerRestored(rank, incarnation, generation, v, moved_bytes):
+            return e.WorkerRestored(rank, incarnation, generation, v, moved_bytes)
+        case m.WorkerCommitted(rank, incarnation, generation, v):
+            return e.WorkerCommitted(rank, incarnation, generation, v)
+        case m.WorkerFinished(rank, incarnation, v):
+            return e.WorkerFinished(rank, incarnation, v)
+        case _:
+            return None

@@ -1,0 +1,105 @@
+"""Worker launches under way: tell the agents whom to expect, start the step, and say so if somebody does not start.
+
+A step that could not be created because Slurm's controller is away is tried again until it works or nobody wants it
+any more: an outage of the controller is not a failure of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from flashrec.core.effects import LaunchWorkers
+from flashrec.core.events import LaunchFailed
+from flashrec.core.membership import Slot
+from flashrec.core.types import Assignment
+from flashrec.manager.steps import Launcher, Step, StepEnd
+from flashrec.slurm.client import is_outage
+from flashrec.wire import messages as m
+
+OUTAGE_RETRY_S = 1.0
+Placement = Mapping[str, tuple[Assignment, ...]]
+
+
+class Launches:
+    """send(node, message) reaches an agent; slot_of(rank, incarnation) is the machine's slot of that worker, None once
+    the machine has given up on it; emit takes a LaunchFailed; note writes into the journal."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        send: Callable[[str, m.Message], None],
+        slot_of: Callable[[int, int], Slot | None],
+        emit: Callable[[LaunchFailed], None],
+        note: Callable[..., None],
+    ) -> None:
+        self._launcher, self._send, self._slot_of = launcher, send, slot_of
+        self._emit, self._note = emit, note
+        self._count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.steps: list[Step] = []
+        self.ends: list[StepEnd] = []
+
+    def begin(self, effect: LaunchWorkers) -> None:
+        """Start what the machine asked for: one step if every node gets the same number of tasks, else one per node."""
+        placement = effect.placement
+        uniform = len({len(tasks) for tasks in placement.values()}) == 1
+        for part in [placement] if uniform else [{node: tasks} for node, tasks in placement.items()]:
+            self._count += 1
+            for node, tasks in part.items():
+                self._send(node, m.ExpectTasks(self._count, tasks))
+            task = asyncio.create_task(self._see_through(self._count, part))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _see_through(self, launch: int, placement: Placement) -> None:
+        everybody = [(a.rank, a.incarnation) for tasks in placement.values() for a in tasks]
+        while True:
+            step = self._launcher.workers(launch, placement)
+            self.steps.append(step)
+            end = await self._run(step, everybody)
+            self.steps.remove(step)
+            missing = [who for who in everybody if self._is_missing(who)]
+            if not missing:
+                self.ends.append(end)
+                return
+            if len(missing) == len(everybody) and is_outage(end.said):
+                self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])
+                await asyncio.sleep(OUTAGE_RETRY_S)
+                continue
+            break
+        reason = f"{step.name} ended with code {end.code}: {_last_line(end.said)}"
+        for node, tasks in placement.items():
+            lost = tuple(who for who in ((a.rank, a.incarnation) for a in tasks) if who in missing)
+            if lost:
+                self._emit(LaunchFailed(node, lost, reason))
+
+    async def _run(self, step: Step, everybody: list[tuple[int, int]]) -> StepEnd:
+        try:
+            await step.start()
+        except OSError as err:
+            return StepEnd(127, f"cannot start {step.name}: {err}")
+        ended = asyncio.create_task(step.wait())
+        while not ended.done():
+            await asyncio.wait([ended], timeout=1.0)
+            if not ended.done() and all(self._slot_of(*who) is None for who in everybody):
+                step.terminate(hard=True)  # superseded: nobody of this launch is wanted any more
+        return ended.result()
+
+    def _is_missing(self, who: tuple[int, int]) -> bool:
+        slot = self._slot_of(*who)
+        return slot is not None and slot.state == "launched"
+
+    async def stop(self, timeout_s: float) -> None:
+        """End all steps: first by waiting (the agents have killed the workers), then by srun, then by SIGKILL."""
+        for ask in (lambda step: None, lambda step: step.terminate(), lambda step: step.terminate(hard=True)):
+            for step in self.steps:
+                ask(step)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=timeout_s)
+            if not self._tasks:
+                return
+
+
+def _last_line(said: str) -> str:
+    return said.splitlines()[-1] if said else "it printed nothing"

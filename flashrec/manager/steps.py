@@ -1,0 +1,185 @@
+"""Job steps: how agents and workers are started. Two launchers with one interface: Slurm's srun, or plain processes
+on this machine (`flashrec run --local`, for a laptop and for tests).
+
+A step says when it has ended and what it printed; it is never trusted for how a rank ended (agents see that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from flashrec.core.types import Assignment
+
+_KEPT_BYTES = 4000
+
+
+class StepEnd(msgspec.Struct, frozen=True):
+    """code: the exit code of srun (local: the worst of the processes); said: the end of what it printed."""
+
+    code: int
+    said: str
+
+
+class Step:
+    """A running job step: one process of ours (srun), or several (local)."""
+
+    def __init__(self, name: str, log: Path, argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]]) -> None:
+        self.name, self.log = name, log
+        self._argvs, self._envs = argvs, envs
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._ended: asyncio.Task[StepEnd] | None = None
+
+    async def start(self) -> None:
+        """Start the processes. Raises OSError if there is no such command."""
+        with self.log.open("ab") as log:
+            for argv, env in zip(self._argvs, self._envs, strict=True):
+                self._processes.append(
+                    await asyncio.create_subprocess_exec(
+                        *argv, env=dict(env), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+
+    async def wait(self) -> StepEnd:
+        """Wait for the end of all processes."""
+        codes = [await process.wait() for process in self._processes]
+        worst = max((code if code >= 0 else 128 - code for code in codes), default=0)
+        return StepEnd(worst, _tail(self.log))
+
+    @property
+    def is_running(self) -> bool:
+        return any(process.returncode is None for process in self._processes)
+
+    def terminate(self, *, hard: bool = False) -> None:
+        """Ask srun to end the step (hard: end it now). Harmless if it has ended."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                if process.returncode is None:
+                    process.kill() if hard else process.terminate()
+
+
+class Launcher(Protocol):
+    """Builds steps; whoever asked for one starts it and waits for its end."""
+
+    def agents(self, nodes: Sequence[str], launch: int) -> Step: ...
+
+    def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step: ...
+
+
+class Contact(msgspec.Struct, frozen=True):
+    """What an agent or launcher is told on its command line: nothing secret, so it may be seen by `ps`."""
+
+    manager: str
+    key: str
+    secret: Path
+    reconnect_s: float
+
+    def agent_argv(self, launch: int) -> list[str]:
+        return [
+            sys.executable, "-m", "flashrec.agent", "--manager", self.manager, "--key", self.key,
+            "--secret", str(self.secret), "--launch", str(launch), "--reconnect", str(self.reconnect_s),
+        ]  # fmt: skip
+
+    def worker_argv(self, launch: int, command: Sequence[str]) -> list[str]:
+        return [
+            sys.executable, "-m", "flashrec.agent.launch", "--key", self.key, "--secret", str(self.secret),
+            "--launch", str(launch), "--", *command,
+        ]  # fmt: skip
+
+
+class LocalLauncher:
+    """Nodes are names; their processes all run here. For trying recovery without Slurm."""
+
+    def __init__(self, contact: Contact, command: Sequence[str], logs: Path) -> None:
+        self._contact, self._command, self._logs = contact, command, logs
+
+    def agents(self, nodes: Sequence[str], launch: int) -> Step:
+        argv = [*self._contact.agent_argv(launch), "--die-with-parent"]
+        envs = [{**os.environ, "FLASHREC_NODE": node} for node in nodes]
+        return Step(f"agents {launch}", self._logs / f"agents-{launch}.log", [argv] * len(nodes), envs)
+
+    def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
+        argv = self._contact.worker_argv(launch, self._command)
+        envs = [
+            {**os.environ, "FLASHREC_NODE": node, "SLURM_LOCALID": str(local_id)}
+            for node, tasks in placement.items()
+            for local_id in range(len(tasks))
+        ]
+        return Step(f"workers {launch}", self._logs / f"step-{launch}.log", [argv] * len(envs), envs)
+
+
+class SlurmLauncher:
+    """Every step is an srun in our allocation. `--no-kill` is not inherited from the job, so each step says it."""
+
+    def __init__(
+        self, job_id: int, contact: Contact, command: Sequence[str], options: Sequence[str], logs: Path
+    ) -> None:
+        self._job_id, self._contact, self._command = job_id, contact, command
+        self._options, self._logs = options, logs
+
+    def agents(self, nodes: Sequence[str], launch: int) -> Step:
+        argv = [
+            *self._srun(nodes, 1), "--job-name=flashrec-agent", "--cpus-per-task=1", "--cpu-bind=none", "--gres=none",
+            f"--output={self._logs}/agent-%N.log", "--open-mode=append", *self._contact.agent_argv(launch),
+        ]  # fmt: skip
+        log = self._logs / f"agents-{launch}.log"
+        return Step(f"agents {launch}", log, [argv], [agent_environment(os.environ)])
+
+    def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
+        per_node = {len(tasks) for tasks in placement.values()}
+        if len(per_node) != 1:
+            raise ValueError("one job step has the same number of tasks on each node")
+        argv = [
+            *self._srun(list(placement), per_node.pop()), *self._options,
+            *self._contact.worker_argv(launch, self._command),
+        ]  # fmt: skip
+        log = self._logs / f"step-{launch}.log"
+        return Step(f"workers {launch}", log, [argv], [worker_environment(os.environ)])
+
+    def _srun(self, nodes: Sequence[str], per_node: int) -> list[str]:
+        count = len(nodes)
+        return [
+            "srun", f"--jobid={self._job_id}", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap",
+            f"--nodes={count}-{count}", f"--ntasks={count * per_node}", f"--ntasks-per-node={per_node}",
+            f"--nodelist={','.join(nodes)}", "--distribution=block", "--mem=0", "--mpi=none", "--input=none",
+            "--unbuffered",
+        ]  # fmt: skip
+
+
+_STALE = (
+    "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_NPROCS",
+    "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_GPU", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT",
+    "SLURM_NO_KILL", "SLURM_ARBITRARY_NODELIST", "SLURM_HOSTFILE", "SLURM_JOB_NAME", "SLURM_STEP_ID", "SLURM_STEPID",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_MPI_TYPE",
+)  # fmt: skip
+_AGENT_ONLY = ("SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GRES", "SLURM_THREADS", "SLURM_HINT",
+               "SLURM_TRES", "SLURM_NTASKS_PER", "SLURM_CORE", "SLURM_OPEN_MODE")  # fmt: skip
+
+
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The batch script's environment without what describes the allocation as it once was, or fights our options."""
+    return {k: v for k, v in environ.items() if k not in _STALE}
+
+
+def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """As for workers, and without what the user set for them: an agent needs one CPU and no GPU."""
+    return {k: v for k, v in worker_environment(environ).items() if not k.startswith(_AGENT_ONLY)}
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _KEPT_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
