@@ -51,6 +51,7 @@ class Machine:
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
         self._without_progress = 0
+        self._is_supervised = False  # some worker has called flashrec.init()
         self._attempt = 1  # generation that last resumed (or started): exceptions of one attempt are one sighting
         self._raised: dict[tuple[int, str], int] = {}  # (step, fingerprint) -> attempt it was first seen in
         self._last_words: dict[int, events.WorkerRaised] = {}
@@ -99,8 +100,10 @@ class Machine:
                 self._agent_joined(event, now)
             case events.NodeCondemned():
                 self._node_lost(event, now)
-            case events.WorkerStarted() | events.WorkerJoined():
+            case events.WorkerStarted():
                 self.members.slots[event.rank].state = "up"
+            case events.WorkerJoined():
+                self._worker_joined(event, now)
             case events.WorkerExited():
                 self._worker_exited(event, now)
             case events.WorkerRaised():
@@ -144,9 +147,16 @@ class Machine:
         reason = f"node {node.name}: {event.reason}"
         self._lose(list(self.members.on_node(node.name)), reason, now)
 
+    def _worker_joined(self, event: events.WorkerJoined, now: float) -> None:
+        self.members.slots[event.rank].state = "up"
+        self._is_supervised = True
+        silent = [slot for slot in self.members.slots if slot.state == "gone" and not slot.finished]
+        if silent and not self._trained:
+            self._lose(silent, f"rank {silent[0].rank} ended before it called flashrec.init()", now)
+
     def _worker_exited(self, event: events.WorkerExited, now: float) -> None:
         slot = self.members.slots[event.rank]
-        if slot.finished or event.farewell == "orderly":
+        if slot.finished or event.farewell == "orderly" or not self._is_supervised:
             slot.state = "gone"
             self._stop_if_over()
             return
@@ -341,7 +351,8 @@ class Machine:
             return
         lost = self.members.unplaced()
         if not lost:
-            self._stop("all ranks have finished", 0)
+            done = all(slot.finished for slot in self.members.slots)
+            self._stop("all ranks have finished" if done else "all ranks have ended", 0)
             return
         names = ", ".join(str(slot.rank) for slot in lost)
         self._stop(

@@ -69,7 +69,7 @@ def unsurvivable(num_nodes: int, environ: Mapping[str, str]) -> str:
 
 
 def no_kill_warnings(script: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Empty if the job is known to have --no-kill; a warning if that cannot be told. Raises RequestError if it has not."""
+    """Nothing if the job is known to have --no-kill, a warning if that cannot be told, RequestError if it has not."""
     if any(environ.get(marker) not in (None, "", "no") for marker in NO_KILL_MARKERS):
         return ()
     if script is not None and script_has_no_kill(script):

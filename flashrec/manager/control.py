@@ -62,7 +62,7 @@ class ControlPlane:
             link.channel.send(message)
 
     def cut(self, node: str, reason: str) -> None:
-        """End the current life of a node's agent: it was condemned. If it still lives it will come back as a new one."""
+        """End the current life of a node's agent: it was condemned. If it still lives it comes back as a new one."""
         link = self.links.pop(node, None)
         if link is not None:
             link.channel.abort(reason)
@@ -100,7 +100,9 @@ class ControlPlane:
         if hello.node not in self._nodes:
             return f"node {hello.node} is not part of this job"
         if hello.version != flashrec.__version__:
-            return f"the agent has flashrec {hello.version}, the manager {flashrec.__version__}: install the same on all"
+            return (
+                f"the agent has flashrec {hello.version}, the manager {flashrec.__version__}: install the same on all"
+            )
         current = self.links.get(hello.node)
         if current is not None and self._detector.state_of(hello.node) == "alive" and hello.launch != current.launch:
             return f"node {hello.node} has an agent already"

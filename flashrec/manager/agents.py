@@ -1,0 +1,122 @@
+"""Keeps an agent on every node: the first job step over all of them, and a new one wherever an agent was lost.
+
+A lost node may come back (a reboot, a healed link, a crashed agent): as long as Slurm leaves it in the job it is asked
+again, one try at a time. An agent that comes back becomes a spare. Slurm's own node states are polled here too; being
+unable to ask is never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from flashrec.manager.steps import Launcher, Step
+from flashrec.slurm.client import SlurmClient, SlurmError
+
+if TYPE_CHECKING:
+    from flashrec.manager.app import Manager
+
+JOIN_TIMEOUT_S = 20.0
+
+
+class AgentKeeper:
+    """client None: no Slurm (local nodes), so nodes never leave the job."""
+
+    def __init__(self, manager: Manager, launcher: Launcher, client: SlurmClient | None) -> None:
+        self._manager, self._launcher, self._client = manager, launcher, client
+        self._config = manager.request.config
+        self._launch = 0
+        self._steps: list[Step] = []
+        self._retries: dict[str, asyncio.Task[None]] = {}
+        self._left: set[str] = set()
+
+    async def run(self) -> None:
+        """Start the first agents, then look after them until cancelled."""
+        await self._start(self._manager.nodes)
+        polled_at = time.monotonic()
+        try:
+            while True:
+                await asyncio.sleep(0.25)
+                for node in self._manager.nodes:
+                    lost = self._manager.detector.state_of(node) == "dead"
+                    if lost and node not in self._left and node not in self._retries:
+                        self._retries[node] = asyncio.create_task(self._bring_back(node))
+                if self._client is not None:
+                    interval_s = self._config.detection.slurm_poll_interval_s
+                    if time.monotonic() - polled_at >= interval_s:
+                        polled_at = time.monotonic()
+                        await self._poll_slurm(self._client)
+        finally:
+            for task in self._retries.values():
+                task.cancel()
+
+    async def _start(self, nodes: tuple[str, ...]) -> Step:
+        self._launch += 1
+        step = self._launcher.agents(nodes, self._launch)
+        self._manager.journal.note("agents launched", nodes=nodes, launch=self._launch)
+        self._steps.append(step)
+        await step.start()
+        return step
+
+    async def _bring_back(self, node: str) -> None:
+        """Try until an agent on this node has joined, or Slurm has taken the node from the job."""
+        try:
+            while True:
+                await asyncio.sleep(self._config.recovery.agent_retry_s)
+                if self._is_back(node):
+                    return
+                if self._client is not None and not await self._may_use(self._client, node):
+                    continue
+                if node in self._left:
+                    return
+                step = await self._start((node,))
+                ended = asyncio.create_task(step.wait())
+                deadline = time.monotonic() + JOIN_TIMEOUT_S
+                while not ended.done() and not self._is_back(node) and time.monotonic() < deadline:
+                    await asyncio.wait([ended], timeout=0.2)
+                if self._is_back(node):
+                    return
+                step.terminate(hard=True)
+                end = await ended
+                self._manager.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
+        finally:
+            self._retries.pop(node, None)
+
+    def _is_back(self, node: str) -> bool:
+        return self._manager.detector.state_of(node) in ("alive", "suspect")
+
+    async def _may_use(self, client: SlurmClient, node: str) -> bool:
+        """False while Slurm thinks the node unusable or cannot be asked; a node that left the job is forgotten."""
+        try:
+            job = await client.job(self._manager.job_id or 0)
+            if node not in job.nodes:
+                self._left.add(node)
+                self._manager.journal.note("node left the job", node=node)
+                return True
+            states = (await client.node_states((node,)))[node]
+        except SlurmError:
+            return False
+        return not states & {"DOWN", "NOT_RESPONDING", "FAIL", "UNKNOWN"}
+
+    async def _poll_slurm(self, client: SlurmClient) -> None:
+        try:
+            states = await client.node_states(self._manager.nodes)
+        except SlurmError as err:
+            self._manager.journal.note("Slurm could not be asked", error=str(err))
+            return
+        for node, words in states.items():
+            self._manager.slurm_said(node, words)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Agents end on our Stop; what has not ended then is ended through srun, and then by force."""
+        waits = [asyncio.create_task(step.wait()) for step in self._steps if step.is_running]
+        if not waits:
+            return
+        for hard in (None, False, True):
+            if hard is not None:
+                for step in self._steps:
+                    step.terminate(hard=hard)
+            _, pending = await asyncio.wait(waits, timeout=timeout_s)
+            if not pending:
+                return

@@ -1,0 +1,248 @@
+"""The manager of one job: the edge around the pure machine. Receive, decode, handle, perform, arm one timer.
+
+It owns the agents' job step, the workers' job steps, the journal and the job's output. Everything is decided in
+`core.machine` (what to do) and `core.detection` (who is lost); here it is only carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+from flashrec.core import effects as fx
+from flashrec.core import events as e
+from flashrec.core.detection import Detector, Verdict
+from flashrec.core.machine import Machine
+from flashrec.core.membership import Slot
+from flashrec.core.types import Phase
+from flashrec.manager.agents import AgentKeeper
+from flashrec.manager.control import ControlPlane
+from flashrec.manager.journal import Journal
+from flashrec.manager.launches import Launches
+from flashrec.manager.output import OutputFollower
+from flashrec.manager.rendezvous import Rendezvous
+from flashrec.manager.request import Request, Shape
+from flashrec.manager.status import write_status
+from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
+from flashrec.slurm.client import SlurmClient
+from flashrec.transport.handshake import new_secret, write_secret
+from flashrec.transport.stream import listen_tcp
+from flashrec.wire import frames
+from flashrec.wire import messages as m
+
+STOP_TIMEOUT_S = 5.0
+STATUS_INTERVAL_S = 1.0
+
+
+def say(text: str) -> None:
+    """One line for people, in the job's output."""
+    print(f"flashrec: {text}", file=sys.stderr, flush=True)
+
+
+class Manager:
+    """Runs one job from the first launch to the last exit. nodes: in order of preference, this node last."""
+
+    def __init__(
+        self, request: Request, shape: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None
+    ) -> None:
+        self.request, self.shape, self.nodes, self.job_dir, self.job_id = request, shape, nodes, job_dir, job_id
+        self._host, self._config = host, request.config
+        self.logs = job_dir / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._secret, self._secret_file = new_secret(), job_dir / "secret"
+        self._secret_file.unlink(missing_ok=True)
+        write_secret(self._secret_file, self._secret)
+        self._key = f"{job_id or 'local'}-{secrets.token_hex(4)}"
+        self.journal = Journal(job_dir / "journal.jsonl", say)
+        self.machine = Machine(self._config.recovery)
+        self.detector = Detector(self._config.detection)
+        self.rendezvous = Rendezvous(self._node_of)
+        self.control = ControlPlane(
+            nodes, self.detector, self.rendezvous, self._welcome, self.emit, self._judge, self.journal.note
+        )
+        self.output = OutputFollower(self.logs, self._config.output.follow)
+        self._over = asyncio.Event()
+        self._launches: Launches | None = None
+        self._agents: AgentKeeper | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- the life of a job ------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Return the exit code of the job."""
+        loop = asyncio.get_running_loop()
+        server = await listen_tcp(
+            self._config.control.host or self._host, self._config.control.port, self._secret, frames.to_manager,
+            self.control.serve, self.control.refused,
+        )  # fmt: skip
+        launcher = self._launcher(server.sockets[0].getsockname()[1])
+        self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
+        client = SlurmClient() if self.job_id is not None else None
+        self._agents = AgentKeeper(self, launcher, client)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._interrupted, number)
+        tasks = [
+            loop.create_task(coroutine)
+            for coroutine in (self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status())
+        ]
+        for task in tasks:
+            task.add_done_callback(self._a_task_ended)
+        self._note_start()
+        self.emit(e.JobStarted(self.nodes, self.shape.num_active, self.shape.ranks_per_node))
+        await self._over.wait()
+        await self._wind_down(server, tasks)
+        return self._exit_code()
+
+    def _launcher(self, port: int) -> Launcher:
+        contact = Contact(f"{self._host}:{port}", self._key, self._secret_file, self._config.control.reconnect_s)
+        if self.job_id is None:
+            return LocalLauncher(contact, self.request.command, self.logs)
+        return SlurmLauncher(self.job_id, contact, self.request.command, self.request.srun_options, self.logs)
+
+    async def _wind_down(self, server: asyncio.Server, tasks: list[asyncio.Task[None]]) -> None:
+        """Everything stops: workers by their agents, agents by our word, job steps by themselves or by force."""
+        assert self._launches is not None and self._agents is not None
+        self.control.broadcast(m.Stop(self.machine.stop_reason.splitlines()[0]))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._launches.stop(STOP_TIMEOUT_S), self._agents.stop(STOP_TIMEOUT_S))
+        server.close()
+        self.output.copy(final=True)
+        write_status(self)
+        self.journal.note("job over", exit_code=self.machine.exit_code, reason=self.machine.stop_reason)
+        self.journal.close()
+        self._secret_file.unlink(missing_ok=True)
+
+    def _exit_code(self) -> int:
+        """The machine's verdict; if that is good, the code with which the script itself ended its job step."""
+        code = self.machine.exit_code or 0
+        say(self.machine.stop_reason if code else f"done: {self.machine.stop_reason}")
+        if code == 0 and self.machine.generation == 1 and self._launches is not None and self._launches.ends:
+            return max(end.code for end in self._launches.ends)
+        return code
+
+    # ---- receive, handle, perform -----------------------------------------------------------------------------
+
+    def emit(self, event: e.AnyEvent) -> None:
+        """Give one event to the machine and carry out what it asks."""
+        now = time.monotonic()
+        asked = self.machine.handle(event, now)
+        if not isinstance(event, e.TimePassed) or asked:
+            self.journal.event(event, now, self.machine.generation, self.machine.phase)
+        for effect in asked:
+            self.journal.effect(effect, self.machine.generation)
+            self._perform(effect)
+        self._arm()
+
+    def _perform(self, effect: fx.AnyEffect) -> None:
+        match effect:
+            case fx.ChangePhase():
+                if effect.after is not Phase.STOPPED:
+                    say(f"{effect.before} -> {effect.after} (generation {effect.generation}): {effect.reason}")
+            case fx.AnnounceFence():
+                self.rendezvous.begin(effect.generation)
+                self.control.broadcast(m.Fence(effect.generation, effect.reason))
+            case fx.KillWorkers():
+                self.control.send(effect.node, m.KillWorkers(effect.workers, effect.reason))
+            case fx.LaunchWorkers():
+                self.rendezvous.begin(self.machine.generation)
+                for tasks in effect.placement.values():
+                    for task in tasks:
+                        self.output.watch(task.rank, task.incarnation)
+                assert self._launches is not None
+                self._launches.begin(effect)
+            case fx.PublishPlan():
+                self.control.broadcast(m.PlanPublished(effect.plan))
+            case fx.AnnounceResume():
+                self.control.broadcast(m.Resume(effect.generation))
+            case fx.AnnounceComplete():
+                self.control.broadcast(m.Complete(effect.generation))
+            case fx.StopJob():
+                self._over.set()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            delay_s = max(0.0, deadline - time.monotonic()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.emit, e.TimePassed())
+
+    # ---- verdicts ---------------------------------------------------------------------------------------------
+
+    def _judge(self, verdicts: list[Verdict]) -> None:
+        if self.machine.phase is Phase.STOPPED:
+            return  # agents end because we told them to
+        for verdict in verdicts:
+            self.journal.verdict(f"node {verdict.node}", verdict.state, verdict.reason, self.machine.generation)
+            say(f"node {verdict.node} is {verdict.state}: {verdict.reason}")
+            if verdict.state == "dead":
+                self.control.cut(verdict.node, verdict.reason)
+                self.emit(e.NodeCondemned(verdict.node, verdict.incarnation, verdict.reason))
+
+    def slurm_said(self, node: str, states: frozenset[str]) -> None:
+        """Slurm's state of one node, as the keeper polled it."""
+        self._judge(self.detector.slurm_said(node, states))
+
+    async def _watch_silence(self) -> None:
+        while True:
+            self._judge(self.detector.tick(time.monotonic()))
+            await asyncio.sleep(self._config.detection.tick_interval_s)
+
+    # ---- small things -----------------------------------------------------------------------------------------
+
+    def _slot_of(self, rank: int, incarnation: int) -> Slot | None:
+        slot = self.machine.members.slots[rank]
+        return slot if slot.is_live and slot.incarnation == incarnation else None
+
+    def _node_of(self, rank: int) -> str | None:
+        slots = self.machine.members.slots
+        return slots[rank].node if 0 <= rank < len(slots) and slots[rank].is_live else None
+
+    def _welcome(self, incarnation: int) -> m.AgentWelcome:
+        detection = self._config.detection
+        world_size = self.shape.num_active * self.shape.ranks_per_node
+        env = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(self.shape.ranks_per_node),
+            "MASTER_ADDR": self._host,
+            "MASTER_PORT": "29500",
+            "FLASHREC_SECRET_FILE": str(self._secret_file),
+            "FLASHREC_JOB_DIR": str(self.job_dir),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        return m.AgentWelcome(
+            incarnation, self.machine.generation, world_size, detection.heartbeat_interval_s,
+            self._config.control.lease_s, detection.worker_silent_s, detection.worker_stopped_s, str(self.logs), env,
+        )  # fmt: skip
+
+    def _note_start(self) -> None:
+        shape = self.shape
+        self.journal.note(
+            "job started", job_id=self.job_id, nodes=self.nodes, num_active=shape.num_active,
+            ranks_per_node=shape.ranks_per_node, command=self.request.command, pid=os.getpid(),
+        )  # fmt: skip
+        say(
+            f"{shape.num_active * shape.ranks_per_node} ranks on {shape.num_active} nodes, {shape.num_spares} spare, "
+            f"job directory {self.job_dir}"
+        )
+
+    async def _keep_status(self) -> None:
+        while True:
+            write_status(self)
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+    def _interrupted(self, number: int) -> None:
+        self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))
+
+    def _a_task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.journal.note("internal error", error=repr(task.exception()))
+            say(f"internal error: {task.exception()!r}")
+            self.emit(e.StopRequested(f"internal error: {task.exception()!r}", 70))

@@ -1,0 +1,53 @@
+"""From a request to a running manager: find out where we are, refuse what cannot work, make the job directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from flashrec.manager.allocation import inspect_allocation
+from flashrec.manager.app import Manager, say
+from flashrec.manager.request import Request, RequestError, shape
+from flashrec.slurm.client import SlurmClient
+
+EXIT_USAGE = 64
+
+
+def run(request: Request) -> int:
+    """Run the job; return its exit code. Raises RequestError for what the user can mend."""
+    return asyncio.run(_run(request))
+
+
+async def _run(request: Request) -> int:
+    if not request.command:
+        raise RequestError("no command: flashrec run [options] -- python train.py …")
+    if request.local_nodes:
+        nodes = tuple(f"local{index}" for index in range(request.local_nodes))
+        job_dir = _job_dir(request, "local")
+        made = shape(request, len(nodes), {})
+        return await Manager(request, made, nodes, job_dir, "127.0.0.1", None).run()
+    allocation = await inspect_allocation(SlurmClient(), os.environ)
+    for warning in allocation.warnings:
+        say(f"warning: {warning}")
+    made = shape(request, len(allocation.nodes), os.environ)
+    job_dir = _job_dir(request, str(allocation.job_id))
+    manager = Manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id)
+    return await manager.run()
+
+
+def _job_dir(request: Request, name: str) -> Path:
+    """The job's directory, on a filesystem that all nodes share; a former local one is replaced by a new number."""
+    wanted = request.job_dir or (Path(request.config.job_dir) if request.config.job_dir else None)
+    path = (wanted or Path.cwd() / f"flashrec-{name}").resolve()
+    number = 1
+    while wanted is None and (path / "journal.jsonl").exists():
+        number += 1
+        path = Path.cwd() / f"flashrec-{name}.{number}"
+    if (path / "journal.jsonl").exists():
+        raise RequestError(f"{path} holds the journal of another run: choose another --job-dir")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise RequestError(f"cannot make the job directory {path}: {err.strerror}") from err
+    return path

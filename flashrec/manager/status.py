@@ -1,0 +1,58 @@
+"""`JOBDIR/status.json`: what `flashrec status` shows of a running job, rewritten atomically."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from flashrec.manager.app import Manager
+
+
+def write_status(manager: Manager) -> None:
+    """Write the status; a full disk is ignored here (the journal complains)."""
+    path = Path(manager.job_dir) / "status.json"
+    temporary = path.with_suffix(".json.new")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot(manager)), indent=1))
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def snapshot(manager: Manager) -> dict[str, Any]:
+    """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag."""
+    machine, tags = manager.machine, manager.control.tags
+    ranks: list[dict[str, Any]] = []
+    for slot in machine.members.slots:
+        tag = tags.get(slot.rank)
+        ranks.append(
+            {
+                "rank": slot.rank, "node": slot.node, "incarnation": slot.incarnation, "state": slot.state,
+                "step": tag.v if tag and tag.incarnation == slot.incarnation else None,
+                "where": tag.where if tag and tag.incarnation == slot.incarnation else None,
+            }
+        )  # fmt: skip
+    nodes = [
+        {
+            "node": node.name, "state": manager.detector.state_of(node.name), "incarnation": node.incarnation,
+            "ranks": [slot.rank for slot in machine.members.on_node(node.name)], "lost_because": node.lost_because,
+        }
+        for node in machine.members.nodes.values()
+    ]  # fmt: skip
+    return {
+        "job_id": manager.job_id,
+        "pid": os.getpid(),
+        "wall": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "phase": machine.phase,
+        "generation": machine.generation,
+        "step": min((r["step"] for r in ranks if r["step"] is not None), default=None),
+        "exit_code": machine.exit_code,
+        "stop_reason": machine.stop_reason,
+        "nodes": nodes,
+        "ranks": ranks,
+    }
