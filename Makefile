@@ -1,0 +1,80 @@
+# FlashRecovery for Slurm. `make` alone explains itself.
+#
+# On a fresh Debian or Ubuntu machine `make demo` and `make test` install what is missing: system packages through
+# apt-get (root or sudo), Python packages into $(VENV). A second call finds everything there and starts at once.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help venv install-system lint format test test-fast demo clean
+
+VENV ?= .venv
+# Where torch without CUDA comes from; where it cannot be reached, pip's own index is asked (and may give the CUDA
+# build, which works as well and is large). A machine with GPUs: make venv TORCH_INDEX=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+# The demo's victim: 0 is the batch host, 1 the node of rank 0, ... (NODE= leaves the choice to the demo)
+NODE ?=
+# More arguments for pytest, for example: make test PYTEST="-k backward -x"
+PYTEST ?=
+
+# Network namespaces and the Slurm daemons of the dev cluster need root.
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo env "PATH=$$PATH" PYTHONDONTWRITEBYTECODE=1)
+PYTHON_FILES := flashrec tests examples benchmarks
+SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
+C_FILES = $(wildcard slurm_plugin/*.[ch] slurm_plugin/*/*.[ch])
+
+help:
+	@echo "FlashRecovery for Slurm: a training job loses a node and goes on within seconds."
+	@echo
+	@echo "  make demo         see it: a Slurm cluster on this machine, a job, a power cut, the same numbers as without"
+	@echo "  make demo NODE=2  the same, cutting the power of that node of the allocation (0: the batch host)"
+	@echo "  make test         every test; needs root or sudo for the dev cluster"
+	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
+	@echo "  make lint         what continuous integration checks before the tests"
+	@echo "  make format       let ruff and clang-format rewrite our files"
+	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
+	@echo "  make install-system   the missing system packages, through apt-get"
+	@echo "  make clean        remove what was built, the virtual environment too"
+	@echo
+	@echo "Variables: VENV=$(VENV) PYTHON=(found) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) NODE= PYTEST="
+
+install-system:
+	@.ci/install-system
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@echo "installing Python packages into $(VENV); the first time this takes minutes"
+	@test -x $(VENV)/bin/python || { python=$$(PYTHON="$(PYTHON)" .ci/find-python) && "$$python" -m venv --clear $(VENV); }
+	@index="$(TORCH_INDEX)"; \
+	if [ -n "$$index" ] && $(VENV)/bin/python -c "import urllib.request as u; u.urlopen('$$index/torch/', timeout=5)" 2>/dev/null; \
+	then from="--index-url $$index"; else from=""; fi; \
+	$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(VENV)/bin/python -m pip install -q $$from "$(TORCH)"
+	@$(VENV)/bin/python -m pip install -q -e ".[torch,dev]"
+	@touch $@
+
+lint: install-system venv
+	$(VENV)/bin/ruff check $(PYTHON_FILES)
+	$(VENV)/bin/ruff format --check $(PYTHON_FILES)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	shellcheck $(SHELL_FILES)
+	$(if $(C_FILES),clang-format --dry-run -Werror $(C_FILES))
+
+format: install-system venv
+	$(VENV)/bin/ruff check --fix $(PYTHON_FILES)
+	$(VENV)/bin/ruff format $(PYTHON_FILES)
+	$(if $(C_FILES),clang-format -i $(C_FILES))
+
+test: install-system venv
+	$(SUDO) $(VENV)/bin/python -m pytest $(PYTEST)
+
+test-fast: venv
+	$(VENV)/bin/python -m pytest -m "not devcluster and not torch" $(PYTEST)
+
+demo: install-system venv
+	$(SUDO) $(VENV)/bin/python examples/demo/demo.py $(if $(NODE),--node $(NODE))
+
+clean:
+	rm -rf $(VENV) build .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
