@@ -1,0 +1,84 @@
+"""What a training script uses: `init` and `Session`. Without `flashrec run` both let the script run as it is.
+
+    flashrec.init()
+    dist.init_process_group("gloo")
+    …
+    session = flashrec.Session(model, optimizer, state={"scheduler": scheduler})
+    for step in session.steps(1000):
+        with step:
+            …forward, backward, optimizer.step(), scheduler.step()
+
+See docs/concepts/training-script.md for the rules of the block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from flashrec.runtime import environment, farewell, worker
+from flashrec.runtime.limits import Limits
+from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
+from flashrec.runtime.snapshot import Stateful
+from flashrec.runtime.timeline import logger
+
+
+class _Process:
+    """The one handle of this process: `init` sets it, `Session` reads it."""
+
+    worker: worker.Worker | None = None
+
+
+def init(limits: Limits | None = None) -> None:
+    """Take part in recovery, if the script was started by `flashrec run`; else do nothing.
+
+    Call it once, before `dist.init_process_group`. Raises RuntimeError, ImportError (torch not supported),
+    ConnectionError (agent not reachable).
+    """
+    env = environment.read(os.environ)
+    if env is None:
+        logger.debug("FLASHREC_SOCKET is not set: training without recovery")
+        return
+    if _Process.worker is not None:
+        raise RuntimeError("flashrec.init() was called twice")
+    _Process.worker = worker.start(env, limits or Limits())
+    farewell.install(_Process.worker)
+
+
+class Session:
+    """The training state of this rank and the loop over its steps.
+
+    model: the module that is trained, usually wrapped in DistributedDataParallel. optimizer: one or several.
+    state: whatever else a replacement needs, by name: objects with state_dict() and load_state_dict().
+    seed: at each step start Python, numpy and torch are seeded from (seed, step, rank); None turns that off, and a
+    replacement then gets the random state of its source. replicas: ranks that hold the same state as this one;
+    by default those of the DDP group.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Stateful] | None = None,
+        *,
+        seed: int | None = 0,
+        replicas: Sequence[int] | None = None,
+    ) -> None:
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        for name, item in (state or {}).items():
+            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+                raise TypeError(f"state[{name!r}] ({type(item).__name__}) has no state_dict() and load_state_dict()")
+        guard: Guard
+        if _Process.worker is not None:
+            guard = recoverable_guard(_Process.worker, model, optimizers, state or {}, replicas, seed)
+        elif environment.read(os.environ) is not None:
+            raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
+        else:
+            guard = PassThrough(seed)
+        self._loop = StepLoop(guard)
+
+    def steps(self, num_steps: int, start: int = 0) -> Iterator[Step]:
+        """Yield the steps `start` … `num_steps` - 1; a step that a failure has hit is yielded again."""
+        return self._loop.steps(num_steps, start)

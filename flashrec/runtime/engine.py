@@ -1,0 +1,43 @@
+"""The seam behind which process groups are made usable again.
+
+Two rules hold for every engine: after `unblock` each collective of the old generation ends promptly, and a later one
+raises at once instead of blocking. An engine keeps the group *objects*: DDP and DeviceMesh hold them.
+
+`InPlaceEngine` replaces the backend inside the group (torch 2.13). Releases with a native `reconfigure` get an engine
+of their own; nothing above this module knows which is at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group of this rank, as the script asked for it."""
+
+    name: str
+    ranks: tuple[int, ...]  # global ranks, in group order
+    group_rank: int
+    backend: str  # what the script said: 'gloo', 'nccl', 'cpu:gloo,cuda:nccl', 'undefined'
+    timeout: timedelta
+    options: Any
+    handle: dist.ProcessGroup
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Engine(Protocol):
+    """Makes groups work in a generation."""
+
+    def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
+        """Connect all `groups` for `generation`. Raises Superseded, TimeoutError, RuntimeError."""
+
+    def unblock(self, groups: list[Group]) -> int:
+        """End every collective of every older generation. Called from the control thread. Returns what was cut."""

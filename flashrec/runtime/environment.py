@@ -1,0 +1,61 @@
+"""The environment of a worker, read in this one place. Set by the launcher; without FLASHREC_SOCKET nothing is on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BadEnvironment(RuntimeError):
+    """FLASHREC_SOCKET is set, but the rest of what the launcher sets is missing or not usable."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the launcher told this worker."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    socket: Path  # unix socket of the agent on this node
+    secret_file: Path
+    incarnation: int
+    generation: int
+    joins: bool  # True: the groups exist elsewhere; build the model alone, then be restored
+    gloo_interface: str  # GLOO_SOCKET_IFNAME, "" when the agent's address is to be used
+
+
+def read(environ: Mapping[str, str]) -> Environment | None:
+    """Environment of this worker, or None when it does not run under `flashrec run`. Raises BadEnvironment."""
+    socket = environ.get("FLASHREC_SOCKET", "")
+    if not socket:
+        return None
+
+    def number(name: str) -> int:
+        try:
+            return int(environ[name])
+        except KeyError:
+            raise BadEnvironment(
+                f"FLASHREC_SOCKET is set but {name} is not: start the script with `flashrec run`"
+            ) from None
+        except ValueError:
+            raise BadEnvironment(f"{name}={environ[name]!r} is not a number") from None
+
+    secret = environ.get("FLASHREC_SECRET_FILE", "")
+    if not secret:
+        raise BadEnvironment("FLASHREC_SOCKET is set but FLASHREC_SECRET_FILE is not: start with `flashrec run`")
+    found = Environment(
+        rank=number("RANK"),
+        local_rank=number("LOCAL_RANK"),
+        world_size=number("WORLD_SIZE"),
+        socket=Path(socket),
+        secret_file=Path(secret),
+        incarnation=number("FLASHREC_INCARNATION"),
+        generation=number("FLASHREC_GENERATION"),
+        joins=environ.get("FLASHREC_JOINS", "") == "1",
+        gloo_interface=environ.get("GLOO_SOCKET_IFNAME", ""),
+    )
+    if not 0 <= found.rank < found.world_size:
+        raise BadEnvironment(f"RANK={found.rank} is not below WORLD_SIZE={found.world_size}")
+    return found

@@ -1,0 +1,87 @@
+"""gloo: building a connected backend, and ending its collectives.
+
+`abort()` does nothing for gloo, so a rank that is not a neighbour of the dead one waits for its full time-out. What
+does work: shut the TCP connections down from another thread; gloo's loop sees the end of the stream and fails every
+pending operation within milliseconds. The connections are found by the addresses that passed through our store. A
+blob of gloo is `u64 n, hostname (n bytes), u64 m, sockaddr (m bytes), …`.
+
+Descriptors are dup()ed before they are looked at, so a number that is reused meanwhile cannot hit a foreign socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+Address = tuple[str, int]
+
+_U64 = struct.Struct("=Q")
+_MAX_HOSTNAME_BYTES = 4096
+
+
+def parse_address(blob: bytes) -> Address | None:
+    """(ip, port) that a rank listens on, from its rendezvous blob; None when this is not one."""
+    if len(blob) < _U64.size:
+        return None
+    (hostname_bytes,) = _U64.unpack_from(blob)
+    start = 2 * _U64.size + hostname_bytes
+    if hostname_bytes > _MAX_HOSTNAME_BYTES or len(blob) < start + 8:
+        return None
+    family, port = struct.unpack_from("=H", blob, start)[0], struct.unpack_from("!H", blob, start + 2)[0]
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, blob[start + 4 : start + 8]), port
+    if family == socket.AF_INET6 and len(blob) >= start + 24:
+        return socket.inet_ntop(socket.AF_INET6, blob[start + 8 : start + 24]), port
+    return None
+
+
+def addresses(values: Iterable[bytes]) -> set[Address]:
+    """All gloo addresses among store values."""
+    return {address for address in map(parse_address, values) if address is not None}
+
+
+def count_connections(listening: set[Address]) -> Counter[Address]:
+    """How many connections of this process end at each of these addresses (on either side)."""
+    return Counter(address for _, address in _connections(listening))
+
+
+def shut(listening: set[Address]) -> int:
+    """Shut every connection of this process that ends at one of these addresses. Returns how many."""
+    num_shut = 0
+    for connection, _ in _connections(listening):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+            num_shut += 1
+    return num_shut
+
+
+def _connections(listening: set[Address]) -> Iterator[tuple[socket.socket, Address]]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with connection:
+            match = _match(connection, listening)
+            if match is not None:
+                yield connection, match
+
+
+def _match(connection: socket.socket, listening: set[Address]) -> Address | None:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return None
+    try:
+        ends = connection.getpeername()[:2], connection.getsockname()[:2]
+    except OSError:  # a listening socket has no peer
+        return None
+    for ip, port in ends:
+        address = (ip.split("%")[0], port)
+        if address in listening:
+            return address
+    return None

@@ -1,0 +1,59 @@
+"""All process groups of this rank, recorded as the script creates them.
+
+Every group is born without communication. A first-launch worker then connects it at once; a replacement leaves it
+alone ("shadow"), builds its model with it, and connects all of them in its first recovery, exactly like survivors do.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from flashrec.runtime import torch_private
+from flashrec.runtime.engine import Engine, Group
+from flashrec.runtime.limits import Limits
+from flashrec.runtime.progress import Progress
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class Groups:
+    """The groups of this rank and the engine that connects them."""
+
+    def __init__(self, engine: Engine, progress: Progress, is_shadow: bool, limits: Limits) -> None:
+        self._engine, self._progress, self._limits = engine, progress, limits
+        self._is_shadow = is_shadow
+        self._groups: dict[str, Group] = {}
+
+    def add(self, name: str, handle: dist.ProcessGroup, facts: dict[str, Any]) -> None:
+        """A group was created by the script. Connects it now, unless this rank still builds alone."""
+        group = Group(
+            name=name,
+            ranks=facts["ranks"],
+            group_rank=facts["group_rank"],
+            backend=facts["backend"],
+            timeout=facts["timeout"] or _DEFAULT_TIMEOUT,
+            options=facts["options"],
+            handle=handle,
+        )
+        self._groups[name] = group
+        if not self._is_shadow:
+            self._engine.form([group], self._progress.generation, self._limits.first_form_timeout_s)
+
+    def form(self, generation: int) -> int:
+        """Connect every group for `generation`. Returns how many. Raises Superseded, TimeoutError, RuntimeError."""
+        groups = self._alive()
+        self._engine.form(groups, generation, self._limits.form_timeout_s)
+        self._is_shadow = False
+        return len(groups)
+
+    def unblock(self) -> int:
+        """End every collective of the process; from the control thread."""
+        return self._engine.unblock(list(self._groups.values()))
+
+    def _alive(self) -> list[Group]:
+        alive = [group for _, group in sorted(self._groups.items()) if torch_private.is_alive(group.handle)]
+        self._groups = {group.name: group for group in alive}
+        return alive

@@ -1,0 +1,159 @@
+"""Engine for torch 2.13: build new backends in helper threads, then replace the old ones inside the groups.
+
+A constructor that waits for a peer which died between publishing its address and connecting has no socket to shut
+yet. Therefore it runs in a helper thread with a short connect time-out, and a newer generation abandons the thread.
+Old backends are dropped in the background: their destructors join threads, 5 to 20 ms each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flashrec.runtime import gloo, nccl, torch_private
+from flashrec.runtime.board import Board
+from flashrec.runtime.engine import Group
+from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded
+from flashrec.runtime.limits import Limits
+from flashrec.runtime.timeline import Timeline, Watch
+
+MakeStore = Callable[[str, tuple[int, ...], int, float], torch_private.Store]
+
+
+class InPlaceEngine:
+    """See `flashrec.runtime.engine.Engine`."""
+
+    def __init__(
+        self,
+        board: Board,
+        make_store: MakeStore,
+        replacer: torch_private.Replacer,
+        address: str,
+        interface: str,
+        limits: Limits,
+        timeline: Timeline,
+    ) -> None:
+        self._board, self._make_store, self._replacer = board, make_store, replacer
+        self._address, self._interface = address, interface
+        self._limits, self._timeline = limits, timeline
+        self._stores: dict[str, list[torch_private.Store]] = {}  # a backend uses its store later, too: keep it as long
+        self._nccl: dict[str, Any] = {}
+
+    def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
+        watch = Watch()
+        built = _Build(self._board, generation, len(groups))
+        for group in groups:
+            run = threading.Thread(
+                target=built.run, args=(group, self._build, timeout_s), name="flashrec-form", daemon=True
+            )
+            run.start()
+        done = built.wait(timeout_s)
+        build_ms, retired = watch.ms(), []
+        for group in groups:
+            backends, stores = done[group.name]
+            new = {torch.device(device): (kind, backend) for device, (kind, backend) in backends.items()}
+            retired.append(self._replacer.replace(group.handle, new, group.name, group.handle.group_desc))
+            retired.append(self._stores.pop(group.name, []))
+            self._stores[group.name] = stores
+            self._nccl[group.name] = _nccl_of(backends)
+        self._check_unblockable(groups, generation)
+        threading.Thread(target=retired.clear, name="flashrec-dispose", daemon=True).start()
+        self._timeline.mark(
+            "formed", generation=generation, groups=len(groups), build_ms=build_ms, swap_ms=watch.ms() - build_ms
+        )
+
+    def unblock(self, groups: list[Group]) -> int:
+        listening: set[gloo.Address] = set()
+        for generation, _, table in self._board.tables():
+            if generation < self._board.announced:
+                listening |= gloo.addresses(table.values())
+        return gloo.shut(listening) + nccl.abort([backend for backend in self._nccl.values() if backend is not None])
+
+    def _build(self, group: Group, generation: int, timeout_s: float) -> _Backends:
+        by_name: dict[str, Any] = {}
+        stores: list[torch_private.Store] = []
+        found: dict[str, tuple[Any, Any]] = {}
+        for device, (name, kind) in torch_private.backend_types(group.backend).items():
+            if name not in by_name:
+                store = self._make_store(store_name(group, name), group.ranks, generation, timeout_s)
+                stores.append(store)
+                by_name[name] = self._build_one(name, group, store)
+            found[device] = (kind, by_name[name])
+        return found, stores
+
+    def _build_one(self, name: str, group: Group, store: torch_private.Store) -> Any:
+        if name == "gloo":
+            device = torch_private.gloo_device(self._address, self._interface)
+            return torch_private.gloo_backend(
+                store, group.group_rank, group.size, device, self._limits.connect_timeout_s, group.timeout
+            )
+        if name == "nccl":
+            return nccl.build(group, store)
+        raise RecoveryFailed(f"group {group.name} uses the backend {name!r}; supported are gloo and nccl")
+
+    def _check_unblockable(self, groups: list[Group], generation: int) -> None:
+        """Make sure *before* training that we will find something to shut. Raises NotUnblockable."""
+        tables = {
+            name: table for table_generation, name, table in self._board.tables() if table_generation == generation
+        }
+        for group in groups:
+            if "gloo" not in {name for name, _ in torch_private.backend_types(group.backend).values()}:
+                continue
+            listening = gloo.addresses(tables.get(store_name(group, "gloo"), {}).values())
+            num_found = sum(gloo.count_connections(listening).values())
+            if num_found < group.size - 1:
+                raise NotUnblockable(
+                    f"group {group.name} has {group.size} ranks, but only {num_found} of its {group.size - 1} "
+                    "connections were recognised, so a failure could not be made known to this rank. This torch "
+                    f"or its gloo behaves differently (lazy connections?); supported is torch {torch_private.SUPPORTED_TEXT}"
+                )
+
+
+_Backends = tuple[
+    dict[str, tuple[Any, Any]], list[torch_private.Store]
+]  # device type -> (backend type, backend); stores
+
+
+class _Build:
+    """What the helper threads of one generation have built."""
+
+    def __init__(self, board: Board, generation: int, num_groups: int) -> None:
+        self._board, self._generation, self._num_groups = board, generation, num_groups
+        self._done: dict[str, _Backends] = {}
+        self._errors: list[Exception] = []
+
+    def run(self, group: Group, build: Callable[[Group, int, float], _Backends], timeout_s: float) -> None:
+        try:
+            done = build(group, self._generation, timeout_s)
+        except Exception as err:  # handed to the main thread
+            self._errors.append(err)
+        else:
+            self._done[group.name] = done
+        self._board.wake()
+
+    def wait(self, timeout_s: float) -> dict[str, _Backends]:
+        def ready() -> bool | None:
+            return True if self._errors or len(self._done) == self._num_groups else None
+
+        self._board.wait(ready, self._generation, timeout_s, "the peers of our process groups")
+        if self._errors:
+            if self._board.announced > self._generation:
+                raise Superseded from self._errors[0]
+            raise self._errors[0]
+        return self._done
+
+
+def store_name(group: Group, backend: str) -> str:
+    """Name of a group on the wire: two groups may share a name, when their ranks are disjoint."""
+    ranks = hashlib.blake2b(repr(group.ranks).encode(), digest_size=6).hexdigest()
+    return f"{group.name}/{backend}/{ranks}"
+
+
+def _nccl_of(backends: dict[str, tuple[Any, Any]]) -> Any:
+    nccl_type = dist.ProcessGroup.BackendType.NCCL
+    return next((backend for kind, backend in backends.values() if kind == nccl_type), None)

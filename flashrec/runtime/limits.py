@@ -1,0 +1,19 @@
+"""How long the runtime waits for what. Everything it does is bounded; every limit names what it bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Relative times in seconds."""
+
+    connect_timeout_s: float = 20.0  # gloo: TCP connections of one group, once the keys are there
+    form_timeout_s: float = 120.0  # all groups of one generation, from the plan on
+    first_form_timeout_s: float = 1800.0  # the first time: ranks may start minutes apart
+    plan_timeout_s: float = 1800.0  # report -> plan: includes the cold start of a replacement
+    resume_timeout_s: float = 1800.0  # restored -> resume: includes the state of the largest target
+    transfer_timeout_s: float = 60.0  # restore connection: longest silence
+    fence_timeout_s: float = 60.0  # communication error -> fence: the detection time of the manager, and then some
+    counter_timeout_s: float = 60.0  # one request to a counter of the store

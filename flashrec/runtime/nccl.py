@@ -1,0 +1,47 @@
+"""NCCL: what makes its communicators abortable. Written from the sources and issues of torch; never run here.
+
+Survivors hang in kernels until `abort`, which must cover all communicators in one NCCL group. The watchdog must not
+end the process on its own account, hence `check_environment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flashrec.runtime import torch_private
+from flashrec.runtime.engine import Group
+
+WANTED_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+
+
+def check_environment(environ: Mapping[str, str]) -> list[str]:
+    """Variables that would let NCCL's watchdog end a process that could recover: 'NAME=value' as they should be."""
+    return [f"{name}={value}" for name, value in WANTED_ENVIRONMENT.items() if environ.get(name) != value]
+
+
+def build(group: Group, store: torch_private.Store) -> Any:
+    """A connected NCCL backend for `group`. Raises RuntimeError when this torch has no NCCL."""
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            f"group {group.name} asks for nccl, but this torch has none: use gloo, or a CUDA build of torch"
+        )
+    return torch_private.nccl_backend(store, group.group_rank, group.ranks, group.name, group.options, group.timeout)
+
+
+def abort(backends: list[Any]) -> int:
+    """Abort the communicators of `backends`. Returns how many."""
+    torch_private.nccl_abort(backends)
+    return len(backends)
+
+
+def is_used() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()

@@ -1,0 +1,184 @@
+"""From a fence to the next step: report, wait for the plan, form, restore, wait for the resume.
+
+    fence(g) ─► report(g) ─► plan(g) ─► form groups ─► roll back │ receive the state ─► serve targets ─► restored(g)
+       ▲                                                                                                     │
+       └──────────────────────── a newer fence, at any point, starts again ◄─────────────────── resume(g) ◄──┘
+
+The tags of `progress` are all that a repeated attempt needs: nothing here has to be undone when it is cut.
+Rolling *forward* is not done here but by the script itself, see `step`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from flashrec.core.types import Plan
+from flashrec.runtime import transfer
+from flashrec.runtime.ddp import DdpInstances
+from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
+from flashrec.runtime.snapshot import Snapshot
+from flashrec.runtime.state import State
+from flashrec.runtime.timeline import Watch, logger
+from flashrec.runtime.worker import Worker
+from flashrec.wire import messages as m
+
+
+class Recovery:
+    """Brings this rank into the newest generation."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        replicas: tuple[int, ...],
+        ddp: DdpInstances,
+        state: State,
+        snapshot: Snapshot,
+        optimizers: list[torch.optim.Optimizer],
+    ) -> None:
+        self._worker, self._replicas = worker, replicas
+        self._ddp, self._state, self._snapshot, self._optimizers = ddp, state, snapshot, optimizers
+
+    def await_plan(self) -> Plan:
+        """Report where this rank stands and wait for the decision. Raises TrainingComplete, TimeoutError."""
+        worker, progress = self._worker, self._worker.progress
+        progress.where = "recovery"
+        while True:
+            generation = worker.board.announced
+            report = progress.report(self._replicas)
+            worker.control.send(
+                m.WorkerReported(
+                    rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report
+                )
+            )
+            worker.timeline.mark(
+                "reported", generation=generation, v=report.v, voted=report.voted, passed=report.passed
+            )
+            try:
+                plan = worker.board.wait_plan(generation, worker.limits.plan_timeout_s)
+            except Superseded:
+                continue
+            worker.timeline.mark("planned", generation=generation, resume_step=plan.resume_step)
+            return plan
+
+    def run(self, plan: Plan | None = None) -> None:
+        """Recover, from `plan` on when it is there already. Returns when the step loop may go on.
+
+        Raises TrainingComplete, TimeoutError, RecoveryFailed, CannotEncode.
+        """
+        watch = Watch()
+        while True:
+            generation = self._worker.board.announced
+            try:
+                plan = plan or self.await_plan()
+                generation = plan.generation
+                self._execute(plan)
+            except Superseded:
+                pass
+            except TrainingComplete:
+                raise
+            except (OSError, RuntimeError) as err:
+                self._wait_out(err, generation)
+            else:
+                self._worker.timeline.mark("resumed", generation=generation, total_ms=watch.ms())
+                return
+            plan = None
+
+    def _wait_out(self, err: Exception, generation: int) -> None:
+        """An error while forming or restoring: a peer was lost (then a fence follows), or it is ours."""
+        board = self._worker.board
+        if board.announced > generation:
+            return
+        if isinstance(err, TimeoutError | RecoveryFailed) and not isinstance(err, NotUnblockable):
+            raise err
+        logger.info("recovery into generation %d was cut, waiting for the next fence: %s", generation, err)
+        if not board.wait_fence(generation, self._worker.limits.fence_timeout_s):
+            raise err
+
+    def _execute(self, plan: Plan) -> None:
+        worker, progress = self._worker, self._worker.progress
+        progress.where = "recovery"
+        worker.groups.form(plan.generation)
+        worker.control.send(
+            m.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
+        )
+        moved: transfer.Moved | None = None
+        if worker.rank in plan.sources:
+            moved = self._receive(plan)
+        elif progress.v == plan.resume_step and progress.valid:
+            self._ddp.settle_for(progress.v)
+            if self._snapshot.step == progress.v:
+                self._snapshot.restore()
+        else:
+            raise RecoveryFailed(
+                f"the plan resumes at step {plan.resume_step}, but rank {worker.rank} holds step {progress.v} "
+                f"(valid: {progress.valid}) and is given no source. This is a bug of flashrec"
+            )
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for target in sorted(target for target, source in plan.sources.items() if source == worker.rank):
+            self._serve(plan, target)
+        worker.control.send(
+            m.WorkerRestored(
+                rank=worker.rank,
+                incarnation=worker.env.incarnation,
+                generation=plan.generation,
+                v=progress.v,
+                moved_bytes=moved.num_bytes if moved else 0,
+                digest=moved.digest if moved else "",
+            )
+        )
+        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
+        progress.generation = plan.generation
+        worker.board.forget_before(plan.generation)
+
+    def _receive(self, plan: Plan) -> transfer.Moved:
+        worker, progress, watch = self._worker, self._worker.progress, Watch()
+        progress.valid = False
+        store = self._restore_store(plan, worker.rank)
+        with worker.sockets.watch(transfer.listen(worker.control.welcome.address)) as listener:
+            self._check_current(plan)
+            address = transfer.Address(worker.control.welcome.address, listener.getsockname()[1])
+            store.set("address", msgspec.msgpack.encode(address))
+            moved = transfer.receive_state(
+                listener, worker.sockets, worker.secret, self._state, worker.limits.transfer_timeout_s
+            )
+        if moved.manifest.v != plan.resume_step:
+            raise RecoveryFailed(f"the source sent step {moved.manifest.v}, the plan says {plan.resume_step}")
+        self._snapshot.forget()
+        self._ddp.impose(moved.manifest.layouts)
+        progress.v = plan.resume_step
+        progress.voted = progress.passed = plan.resume_step - 1
+        progress.valid = True
+        self._mark_moved("received", plan, moved, watch)
+        return moved
+
+    def _serve(self, plan: Plan, target: int) -> None:
+        worker, watch = self._worker, Watch()
+        store = self._restore_store(plan, target)
+        address = msgspec.msgpack.decode(store.get("address"), type=transfer.Address)
+        self._check_current(plan)
+        moved = transfer.send_state(
+            address,
+            worker.sockets,
+            worker.secret,
+            self._state,
+            worker.progress.v,
+            self._ddp.layouts(),
+            worker.limits.transfer_timeout_s,
+        )
+        self._mark_moved("sent", plan, moved, watch)
+
+    def _restore_store(self, plan: Plan, target: int):  # type: ignore[no-untyped-def]
+        members = (plan.sources[target], target)
+        return self._worker.store(f"restore/{target}", members, plan.generation, self._worker.limits.form_timeout_s)
+
+    def _check_current(self, plan: Plan) -> None:
+        if self._worker.board.announced > plan.generation:
+            raise Superseded(f"generation {plan.generation} is superseded")
+
+    def _mark_moved(self, what: str, plan: Plan, moved: transfer.Moved, watch: Watch) -> None:
+        ms = watch.ms()
+        self._worker.timeline.mark(
+            what, generation=plan.generation, bytes=moved.num_bytes, ms=ms, gb_per_s=moved.num_bytes / ms / 1e6
+        )

@@ -1,0 +1,135 @@
+"""The step loop as the script sees it: `Session.steps` and the `with step:` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from flashrec.runtime.ddp import DdpInstances
+from flashrec.runtime.recovery import Recovery
+from flashrec.runtime.seed import seed_all
+from flashrec.runtime.snapshot import Snapshot, Stateful
+from flashrec.runtime.state import State
+from flashrec.runtime.step import StepGuard
+from flashrec.runtime.vote import Vote
+from flashrec.runtime.worker import Worker
+
+
+class Guard(Protocol):
+    """What a loop needs: with recovery (`StepGuard`) or without (`PassThrough`)."""
+
+    @property
+    def position(self) -> int: ...
+
+    def begin(self, start: int) -> int: ...
+
+    def finish(self, num_steps: int) -> bool: ...
+
+    def enter(self, step: int) -> None: ...
+
+    def leave(self, error: BaseException | None) -> bool: ...
+
+
+class Step(int):
+    """The number of a step, and the context manager around its work. It is an int: `step % 100 == 0` works."""
+
+    _guard: Guard
+    is_entered: bool
+
+    def __new__(cls, number: int, guard: Guard) -> Step:
+        step = super().__new__(cls, number)
+        step._guard, step.is_entered = guard, False
+        return step
+
+    @property
+    def index(self) -> int:
+        return int(self)
+
+    @property
+    def is_done(self) -> bool:
+        """After the block: True when the step counts, False when it will be yielded again."""
+        return self.is_entered and self._guard.position > int(self)
+
+    def __enter__(self) -> Step:
+        self._guard.enter(int(self))
+        self.is_entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return self._guard.leave(error) and error is not None
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+
+class PassThrough:
+    """Without `flashrec run`: the same loop and the same seeds, nothing else."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed, self.position = seed, 0
+
+    def begin(self, start: int) -> int:
+        self.position = start
+        return start
+
+    def finish(self, num_steps: int) -> bool:
+        return True
+
+    def enter(self, step: int) -> None:
+        if self._seed is not None:
+            seed_all(self._seed, step, dist.get_rank() if dist.is_available() and dist.is_initialized() else 0)
+
+    def leave(self, error: BaseException | None) -> bool:
+        if error is None:
+            self.position += 1
+        return False
+
+
+class StepLoop:
+    """Yields the steps of one training loop."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._is_used = False
+
+    def steps(self, num_steps: int, start: int) -> Iterator[Step]:
+        if self._is_used:
+            raise RuntimeError("session.steps() can be used once: loop over all steps in one go, and compute the epoch")
+        self._is_used = True
+        self._guard.begin(start)
+        while True:
+            while self._guard.position < num_steps:
+                step = Step(self._guard.position, self._guard)
+                yield step
+                if not step.is_entered:
+                    raise RuntimeError(
+                        f"step {step.index} was not entered: write `with step:` around the work of a step"
+                    )
+            if self._guard.finish(num_steps):
+                return
+
+
+def recoverable_guard(
+    worker: Worker,
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    objects: Mapping[str, Stateful],
+    replicas: Sequence[int] | None,
+    seed: int | None,
+) -> StepGuard:
+    """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
+    listed = list(optimizers)
+    ddp = DdpInstances(model)
+    snapshot = Snapshot(model, listed, objects, keeps_random_state=seed is None)
+    state = State(model, listed, objects, sends_random_state=seed is None)
+    found = tuple(replicas) if replicas is not None else ddp.replicas(worker.env.world_size)
+    recovery = Recovery(worker, found, ddp, state, snapshot, listed)
+    device = next((param.device for param in model.parameters()), torch.device("cpu"))
+    vote = Vote(worker.progress, worker.env.world_size, device)
+    return StepGuard(worker, recovery, vote, ddp, snapshot, listed, seed)

@@ -1,0 +1,178 @@
+"""What a step changes before its optimizer step, kept so that the step can be done again.
+
+Buffers (batch norm), registered state objects (schedulers may be stepped before the optimizer), hyper-parameters, and
+with Session(seed=None) the random generators. Parameters and optimizer state are not kept: nothing touches them
+before the vote.
+
+Buffers are copied in the first forward of a step, after DDP has made them equal to those of rank 0 and before the
+module changes them: so they survive the loss of rank 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from flashrec.runtime import seed as seeds
+from flashrec.runtime import torch_private
+
+logger = logging.getLogger("flashrec.runtime")
+MAX_SNAPSHOT_BYTES = 1 << 20
+
+
+class Stateful(Protocol):
+    """What can be registered with a Session as state: the protocol of schedulers, scalers, samplers."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class Snapshot:
+    """Undo of one step. `take` at its start, `restore` when it is to be done again."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        objects: Mapping[str, Stateful],
+        keeps_random_state: bool,
+    ) -> None:
+        self._optimizers, self._objects = optimizers, objects
+        self._keeps_random_state = keeps_random_state
+        self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._has_copies = self._wants_copies = False
+        self._step = -1
+        self._states: dict[str, Any] = {}
+        self._changes: dict[str, bool] = {}  # name -> did its state change in every step so far
+        self._hyper: list[list[dict[str, Any]]] = []
+        self._random: dict[str, object] = {}
+        self._kept = {name: object_ for name, object_ in objects.items() if self._is_small(name, object_)}
+        if self._buffers:
+            inner = model.module if isinstance(model, DistributedDataParallel) else model
+            inner.register_forward_pre_hook(lambda *_: self._copy_buffers())
+
+    @property
+    def step(self) -> int:
+        """The step whose start is kept; -1: none."""
+        return self._step
+
+    def take(self, step: int) -> None:
+        """`step` begins."""
+        self._step = step
+        states = {name: freeze(object_.state_dict()) for name, object_ in self._kept.items()}
+        for name, state in states.items():
+            if name in self._states:
+                self._changes[name] = self._changes.get(name, True) and not is_equal(state, self._states[name])
+        self._states = states
+        self._hyper = [
+            [
+                {key: freeze(value) for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._optimizers
+        ]
+        if self._keeps_random_state:
+            self._random = seeds.state()
+        self._has_copies, self._wants_copies = False, True
+
+    def close(self) -> None:
+        """The step is over, or what runs now is not part of one (evaluation between steps)."""
+        self._wants_copies = False
+
+    def restore(self) -> None:
+        """Put everything back to where `take` (for buffers: the first forward after it) found it."""
+        if self._has_copies:
+            with torch.no_grad():
+                torch_private.foreach_copy(self._buffers, self._copies)
+        for name, state in self._states.items():
+            self._objects[name].load_state_dict(freeze(state))
+        for optimizer, groups in zip(self._optimizers, self._hyper, strict=True):
+            for group, kept in zip(optimizer.param_groups, groups, strict=True):
+                group.update({key: freeze(value) for key, value in kept.items()})
+        for object_ in self._objects.values():
+            if isinstance(object_, torch.amp.GradScaler):
+                torch_private.forget_scaler_stage(object_)
+        if self._keeps_random_state and self._random:
+            seeds.set_state(self._random)
+
+    def forget(self) -> None:
+        """What was kept belongs to another state (this rank was restored): nothing can be compared with it."""
+        self._step, self._states, self._hyper, self._random, self._has_copies = -1, {}, [], {}, False
+
+    def left_behind(self) -> list[str]:
+        """Objects that change in every step but have not changed since the start of this one.
+
+        Before there is any experience only learning-rate schedulers are expected to change.
+        """
+        return [
+            name
+            for name, state in self._states.items()
+            if self._changes.get(name, isinstance(self._objects[name], torch.optim.lr_scheduler.LRScheduler))
+            and is_equal(freeze(self._objects[name].state_dict()), state)
+        ]
+
+    def _copy_buffers(self) -> None:
+        if self._wants_copies:
+            self._wants_copies = False
+            torch_private.foreach_copy(self._copies, [buffer.detach() for buffer in self._buffers])
+            self._has_copies = True
+
+    def _is_small(self, name: str, object_: Stateful) -> bool:
+        size = num_bytes(object_.state_dict())
+        if size > MAX_SNAPSHOT_BYTES:
+            logger.warning(
+                "state[%r] holds %d bytes of tensors (limit %d): it is not put back when a step is done again; "
+                "change it after optimizer.step() only",
+                name,
+                size,
+                MAX_SNAPSHOT_BYTES,
+            )
+        return size <= MAX_SNAPSHOT_BYTES
+
+
+def freeze(value: Any) -> Any:
+    """A copy that later changes of the original do not reach."""
+    kind = type(value)
+    if kind in (int, float, str, bool, bytes) or value is None:
+        return value
+    if kind is dict:
+        return {key: freeze(item) for key, item in value.items()}
+    if kind is list:
+        return [freeze(item) for item in value]
+    if kind is tuple:
+        return tuple([freeze(item) for item in value])
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Equality of two frozen values; tensors and arrays by content."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    same = one == other
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of the tensors, arrays and byte strings inside a state."""
+    if isinstance(value, dict):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(num_bytes, value))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    return int(getattr(value, "nbytes", 0))

@@ -1,0 +1,197 @@
+"""The training state of one rank as an ordered list of named tensors, plus a manifest that describes the rest.
+
+Restoring happens into the storage that exists: parameters keep their addresses, so DDP's buckets, views and fused
+optimizers stay valid. Only optimizer state that does not exist yet is allocated, from the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from flashrec.runtime import codec
+from flashrec.runtime import seed as seeds
+from flashrec.runtime.errors import LayoutMismatch
+from flashrec.runtime.snapshot import Stateful
+from flashrec.runtime.torch_private import BucketLayout
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor as it travels. device: type only; each side uses its own index."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
+        return cls(name, tuple(tensor.shape), codec.dtype_name(tensor.dtype), tensor.device.type)
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """One optimizer: hyper-parameters per group and non-tensor state per parameter, both in `codec` bytes."""
+
+    groups: bytes
+    sizes: tuple[int, ...]  # parameters per group
+    values: bytes  # {parameter index: {key: value that is no tensor}}
+    tensors: dict[int, dict[str, TensorSpec]]  # parameter index -> key -> tensor
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Everything about the state but the tensors' bytes."""
+
+    v: int
+    model: tuple[TensorSpec, ...]
+    optimizers: tuple[OptimizerSpec, ...]
+    objects: dict[str, bytes]
+    random: bytes | None  # the source's generators, only with Session(seed=None)
+    layouts: list[BucketLayout]
+
+
+class State:
+    """Parameters, buffers, optimizers and registered objects of this rank."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        objects: Mapping[str, Stateful],
+        sends_random_state: bool,
+    ) -> None:
+        self._model, self._optimizers, self._objects = model, optimizers, objects
+        self._sends_random_state = sends_random_state
+        for name, tensor in self._model_tensors():
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                raise NotImplementedError(
+                    f"{name} is a {type(tensor).__name__}; only models of plain tensors (DDP) are supported"
+                )
+        self._describe_objects()  # what cannot be encoded shall fail at the start, not in a recovery
+
+    def manifest(self, v: int, layouts: list[BucketLayout]) -> Manifest:
+        """Describe the state as it is now. Raises CannotEncode."""
+        return Manifest(
+            v=v,
+            model=tuple(TensorSpec.of(name, tensor) for name, tensor in self._model_tensors()),
+            optimizers=tuple(self._describe(i, optimizer) for i, optimizer in enumerate(self._optimizers)),
+            objects=self._describe_objects(),
+            random=codec.encode(seeds.state(), "random state") if self._sends_random_state else None,
+            layouts=layouts,
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the state, in an order that the manifest fixes."""
+        found = [tensor for _, tensor in self._model_tensors()]
+        for optimizer in self._optimizers:
+            for param in _params(optimizer):
+                entries = optimizer.state.get(param, {})
+                found += [entries[key].detach() for key in sorted(entries) if isinstance(entries[key], torch.Tensor)]
+        return found
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Check that the source's model is ours and allocate what optimizer state is missing. Raises LayoutMismatch."""
+        mine = {name: TensorSpec.of(name, tensor) for name, tensor in self._model_tensors()}
+        theirs = {spec.name: spec for spec in manifest.model}
+        _compare("the model", mine, theirs)
+        if list(mine) != list(theirs):
+            raise LayoutMismatch("source and target hold the tensors of the model in a different order")
+        if len(manifest.optimizers) != len(self._optimizers):
+            raise LayoutMismatch(
+                f"the source has {len(manifest.optimizers)} optimizers, this rank {len(self._optimizers)}: "
+                "create the same Session on every rank"
+            )
+        for i, (optimizer, spec) in enumerate(zip(self._optimizers, manifest.optimizers, strict=True)):
+            _allocate(f"optimizer {i}", optimizer, spec)
+        if manifest.objects.keys() != self._objects.keys():
+            raise LayoutMismatch(
+                f"the source registered state {sorted(manifest.objects)}, this rank {sorted(self._objects)}: "
+                "create the same Session on every rank"
+            )
+
+    def finish(self, manifest: Manifest) -> None:
+        """After the tensors have arrived: load what the manifest itself carries."""
+        for name, data in manifest.objects.items():
+            self._objects[name].load_state_dict(codec.decode(data))
+        for optimizer, spec in zip(self._optimizers, manifest.optimizers, strict=True):
+            for group, hyper in zip(optimizer.param_groups, codec.decode(spec.groups), strict=True):
+                group.update(hyper)
+        if manifest.random is not None:
+            seeds.set_state(codec.decode(manifest.random))
+
+    def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        params = [(f"parameter {name}", param.detach()) for name, param in self._model.named_parameters()]
+        return params + [(f"buffer {name}", buffer.detach()) for name, buffer in self._model.named_buffers()]
+
+    def _describe_objects(self) -> dict[str, bytes]:
+        return {name: codec.encode(item.state_dict(), f"state[{name!r}]") for name, item in self._objects.items()}
+
+    def _describe(self, number: int, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+        name = f"optimizer {number}"
+        hyper = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        values: dict[int, dict[str, Any]] = {}
+        tensors: dict[int, dict[str, TensorSpec]] = {}
+        for i, param in enumerate(_params(optimizer)):
+            for key in sorted(optimizer.state.get(param, {})):
+                value = optimizer.state[param][key]
+                if isinstance(value, torch.Tensor):
+                    tensors.setdefault(i, {})[key] = TensorSpec.of(f"{name} parameter {i} {key}", value)
+                else:
+                    values.setdefault(i, {})[key] = value
+        return OptimizerSpec(
+            groups=codec.encode(hyper, f"{name}.param_groups"),
+            sizes=tuple(len(group["params"]) for group in optimizer.param_groups),
+            values=codec.encode(values, f"{name}.state"),
+            tensors=tensors,
+        )
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) -> None:
+    sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
+    if sizes != spec.sizes:
+        raise LayoutMismatch(f"{name} has parameter groups of {spec.sizes} parameters at the source, {sizes} here")
+    values = codec.decode(spec.values)
+    for i, param in enumerate(_params(optimizer)):
+        wanted, old = spec.tensors.get(i, {}), optimizer.state.get(param, {})
+        entries: dict[str, Any] = dict(values.get(i, {}))
+        for key, tensor in wanted.items():
+            have = old.get(key)
+            if isinstance(have, torch.Tensor) and TensorSpec.of(tensor.name, have) == tensor:
+                entries[key] = have
+            else:
+                entries[key] = _empty(tensor, param)
+        if entries:
+            optimizer.state[param] = entries
+        else:
+            optimizer.state.pop(param, None)
+
+
+def _empty(spec: TensorSpec, param: torch.Tensor) -> torch.Tensor:
+    dtype = codec.dtype_of(spec.dtype)
+    device = param.device if param.device.type == spec.device else torch.device(spec.device)
+    if tuple(param.shape) == spec.shape and dtype == param.dtype and device == param.device:
+        return torch.empty_like(param, memory_format=torch.preserve_format).detach()
+    return torch.empty(spec.shape, dtype=dtype, device=device)
+
+
+def _compare(what: str, mine: dict[str, TensorSpec], theirs: dict[str, TensorSpec]) -> None:
+    differences = [f"{name}: only at the source" for name in theirs.keys() - mine.keys()]
+    differences += [f"{name}: only at the target" for name in mine.keys() - theirs.keys()]
+    differences += [
+        f"{name}: {theirs[name].dtype}{list(theirs[name].shape)} at the source, "
+        f"{mine[name].dtype}{list(mine[name].shape)} here"
+        for name in mine.keys() & theirs.keys()
+        if mine[name] != theirs[name]
+    ]
+    if differences:
+        shown = "; ".join(sorted(differences)[:5])
+        raise LayoutMismatch(
+            f"{what} differs between source and target ({len(differences)} tensors): {shown}. "
+            "Every rank must build the same model, also when it is started again"
+        )

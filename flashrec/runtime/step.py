@@ -1,0 +1,287 @@
+"""One step of the training loop: what `with step:` and the optimizer hooks do.
+
+    IDLE ── enter ──► OPEN ── vote passed ──► UPDATING ── last optimizer ──► COMMITTED ── block ends ──► IDLE
+                       │  no optimizer step in the block: the vote is cast at its end ──────────▲
+
+A failure is handled where it shows:
+
+* in the vote: this rank waits there for the plan. "Redo i": `StepInterrupted` unwinds the block. "Go on to i+1": the
+  hook returns, so the script's own `optimizer.step()` and what follows it run once, as ever, and the rest of the
+  recovery happens at the end of the block. No code of the user is replayed by us.
+* elsewhere in the block: the exception is swallowed, `steps()` yields the right step again. Only when a fence is there
+  or comes: a bug of the script goes through at once.
+* between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement.
+* after the optimizer: step i counts as done. A scheduler that was to be stepped after the collective which failed
+  would be left behind, so such a rank counts as torn, too.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+from flashrec.core.types import Plan
+from flashrec.runtime.ddp import DdpInstances
+from flashrec.runtime.errors import RecoveryFailed, StepInterrupted, TrainingComplete, is_communication
+from flashrec.runtime.recovery import Recovery
+from flashrec.runtime.seed import seed_all
+from flashrec.runtime.snapshot import Snapshot
+from flashrec.runtime.timeline import logger
+from flashrec.runtime.vote import Vote
+from flashrec.runtime.worker import Worker
+from flashrec.wire import messages as m
+
+
+class Stage(enum.Enum):
+    """Where inside a step this rank is."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    UPDATING = "updating"
+    COMMITTED = "committed"
+
+
+class StepGuard:
+    """Guards the steps of one session under `flashrec run`."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        recovery: Recovery,
+        vote: Vote,
+        ddp: DdpInstances,
+        snapshot: Snapshot,
+        optimizers: list[torch.optim.Optimizer],
+        seed: int | None,
+    ) -> None:
+        self._worker, self._recovery, self._vote = worker, recovery, vote
+        self._ddp, self._snapshot, self._optimizers, self._seed = ddp, snapshot, optimizers, seed
+        self._stage = Stage.IDLE
+        self._step = -1
+        self._stepped: set[int] = set()
+        self._plan: Plan | None = None  # received in the vote, to be carried out at the end of the block
+        self._committed_generation = -1
+        self._is_training = False
+        self._has_warned = False
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_optimizer)
+            optimizer.register_step_post_hook(self._after_optimizer)
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    def begin(self, start: int) -> int:
+        """Before the first step: a replacement is restored, the others wait for each other. Returns the first step."""
+        worker, progress = self._worker, self._worker.progress
+        if worker.env.joins:
+            self._recover()
+        else:
+            progress.v, progress.voted, progress.passed = start, start - 1, start - 1
+            worker.control.send(
+                m.WorkerRestored(
+                    rank=worker.rank, incarnation=worker.env.incarnation, generation=progress.generation, v=start
+                )
+            )
+            worker.board.wait_resume(progress.generation, worker.limits.resume_timeout_s)
+            worker.timeline.mark("resumed", generation=progress.generation)
+        self._is_training = True
+        return progress.v
+
+    @property
+    def position(self) -> int:
+        """The step to do next."""
+        return self._worker.progress.v
+
+    def finish(self, num_steps: int) -> bool:
+        """The final vote. False: a failure was recovered from, and the loop may have steps to do again."""
+        worker, progress = self._worker, self._worker.progress
+        try:
+            if worker.board.announced > progress.generation:
+                self._recover()
+                return False
+            try:
+                self._vote.cast(num_steps)
+            except Exception as err:
+                if not self._is_fault(err):
+                    raise
+                self._recover()
+                return False
+        except TrainingComplete:
+            worker.timeline.mark("complete", v=progress.v)
+        progress.where, self._is_training = "done", False
+        worker.control.send(m.WorkerFinished(rank=worker.rank, incarnation=worker.env.incarnation, v=progress.v))
+        return True
+
+    # ---- the block ----------------------------------------------------------------------------------------------
+
+    def enter(self, step: int) -> None:
+        if self._stage is not Stage.IDLE or step != self._worker.progress.v:
+            raise RuntimeError(
+                f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
+            )
+        if self._worker.board.announced > self._worker.progress.generation:
+            self._recover()
+            if step != self._worker.progress.v:
+                raise RecoveryFailed(
+                    f"fenced before step {step} began, but told to resume at {self._worker.progress.v}"
+                )
+        self._step, self._plan = step, None
+        self._stepped.clear()
+        self._snapshot.take(step)
+        if self._seed is not None:
+            seed_all(self._seed, step, self._worker.rank)
+        self._stage, self._worker.progress.where = Stage.OPEN, "step"
+
+    def leave(self, error: BaseException | None) -> bool:
+        """End of the block. Returns True when `error` is dealt with."""
+        self._snapshot.close()
+        try:
+            return self._leave(error)
+        finally:
+            self._stage = Stage.IDLE
+
+    def _leave(self, error: BaseException | None) -> bool:
+        if error is None:
+            return self._leave_in_order()
+        if isinstance(error, StepInterrupted) and self._plan is not None:
+            self._recover(self._plan)
+            return True
+        if not isinstance(error, Exception):
+            return False
+        torn = self._torn_by(error)
+        if self._plan is not None:  # we have said that we can finish this step
+            if torn:
+                logger.error("step %d cannot be finished (%s): this rank gives up and is replaced", self._step, torn)
+                return False
+        elif not self._is_fault(error):
+            return False
+        if torn:
+            logger.warning("rank %d is restored from another rank: %s", self._worker.rank, torn)
+            self._worker.progress.valid = False
+        self._worker.timeline.mark("caught", step=self._step, stage=self._stage.value, error=str(error)[:80])
+        self._recover(self._plan)
+        return True
+
+    def _leave_in_order(self) -> bool:
+        if self._stage is Stage.OPEN:  # no optimizer step: a GradScaler skipped it
+            self._warn_about_accumulation()
+            try:
+                self._pass_vote()
+            except StepInterrupted:
+                self._recover(self._plan)
+                return True
+            self._commit()
+        elif self._stage is Stage.UPDATING:  # not every optimizer takes part in every step
+            self._commit()
+        if self._plan is not None:
+            self._recover(self._plan)
+        return True
+
+    # ---- the optimizer ------------------------------------------------------------------------------------------
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_training:
+            return
+        if self._stage is Stage.IDLE:
+            raise RuntimeError("optimizer.step() outside of `with step:` cannot be recovered; move it into the block")
+        if self._stage is Stage.COMMITTED or id(optimizer) in self._stepped:
+            raise RuntimeError("a second optimizer.step() in one `with step:`; use one block for each optimizer step")
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise RuntimeError("optimizer.step(closure) computes gradients after the vote; call it without a closure")
+        if self._stage is Stage.OPEN:
+            self._pass_vote()
+            self._stage = Stage.UPDATING
+        self._worker.progress.where = "optimizer"
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._stage is not Stage.UPDATING:
+            return
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._optimizers):
+            self._commit()
+
+    def _pass_vote(self) -> None:
+        """Return when the update of this step may be applied; raise StepInterrupted when it is to be done again."""
+        try:
+            self._ddp.before_vote(self._step)
+            self._vote.cast(self._step)
+        except Exception as err:
+            if not self._is_fault(err):
+                raise
+            self._plan = plan = self._recovery.await_plan()
+            if plan.resume_step == self._step:
+                raise StepInterrupted(f"step {self._step} is done again") from err
+            progress = self._worker.progress
+            if plan.resume_step != self._step + 1 or progress.voted != self._step:
+                raise RecoveryFailed(
+                    f"rank {self._worker.rank} is in step {self._step} and is told to resume at {plan.resume_step}"
+                ) from err
+            progress.passed = self._step
+            self._worker.timeline.mark("rolling_forward", step=self._step, generation=plan.generation)
+
+    def _commit(self) -> None:
+        worker, progress = self._worker, self._worker.progress
+        progress.v, progress.where, self._stage = self._step + 1, "step", Stage.COMMITTED
+        if self._committed_generation < progress.generation:
+            self._committed_generation = progress.generation
+            worker.control.send(
+                m.WorkerCommitted(
+                    rank=worker.rank,
+                    incarnation=worker.env.incarnation,
+                    generation=progress.generation,
+                    v=progress.v,
+                )
+            )
+
+    # ---- faults -------------------------------------------------------------------------------------------------
+
+    def _is_fault(self, error: Exception) -> bool:
+        """True when a fence explains `error`. A communication error is given time for its fence to arrive."""
+        worker = self._worker
+        if worker.board.announced > worker.progress.generation or worker.board.complete:
+            return True
+        if not is_communication(error):
+            return False
+        if worker.board.wait_fence(worker.progress.generation, worker.limits.fence_timeout_s):
+            return True
+        logger.error(
+            "a collective failed, but no failure was announced within %g s: not recovered from",
+            worker.limits.fence_timeout_s,
+        )
+        return False
+
+    def _torn_by(self, error: Exception) -> str:
+        if self._stage is Stage.UPDATING:
+            return f"its optimizer step was cut by {type(error).__name__}: {error}"
+        if self._stage is Stage.COMMITTED and (names := self._snapshot.left_behind()):
+            return (
+                f"{', '.join(f'state[{name!r}]' for name in names)} was not advanced after optimizer.step(), because a "
+                "collective in between failed; communicate before optimizer.step(), or after everything is stepped"
+            )
+        return ""
+
+    def _recover(self, plan: Plan | None = None) -> None:
+        self._plan = None
+        try:
+            self._recovery.run(plan)
+        except TrainingComplete:
+            if self._worker.progress.valid:
+                raise
+            self._worker.control.leave("training is complete; a replacement without state has nothing to do")
+
+    def _warn_about_accumulation(self) -> None:
+        has_gradients = any(
+            param.grad is not None
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        )
+        if has_gradients and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "step %d ended without optimizer.step() and with gradients. If a GradScaler skipped it, all is well. "
+                "If you accumulate gradients over several steps: put all micro-batches of an update into one block, "
+                "or they are lost in a recovery",
+                self._step,
+            )

@@ -1,0 +1,337 @@
+"""Every private name of torch that the runtime needs. No other module uses one.
+
+Supported: torch >= 2.13, < 2.14. `self_test` runs at start-up and names what is missing; it also replaces the backend
+of a throw-away group, so that an ABI that only looks right is found before training and not in the first recovery.
+
+Replacing a backend in place, two ways:
+
+* `release`: the exported C++ symbol `ProcessGroup::release_resources()`, called through ctypes, clears the maps of the
+  group; the new backend is then registered under its true type. Nothing is left behind.
+* `fresh key`: registering under an enum value never used before replaces the device's entry. The old backend stays in
+  the map (threads and descriptors leak), and there are about 190 values. Only used where `release` does not work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from flashrec.runtime.errors import UnsupportedTorch
+
+Store = torch._C._distributed_c10d.Store
+_c10d: Any = torch._C._distributed_c10d
+_dist: Any = dist  # names that torch exports without saying so
+
+SUPPORTED = ((2, 13), (2, 14))
+SUPPORTED_TEXT = ">=2.13,<2.14"
+SHADOW_BACKEND = "flashrec_shadow"
+_RELEASE_SYMBOL = "_ZN4c10d12ProcessGroup17release_resourcesEv"
+_FIRST_FRESH_KEY, _LAST_FRESH_KEY = 64, 255
+
+NewGroup = Callable[[str, "dist.ProcessGroup", dict[str, Any]], None]
+
+
+# ---- start-up ---------------------------------------------------------------------------------------------------
+
+
+def self_test() -> bool:
+    """Check that this torch has what we need. Returns True when `release` works. Raises UnsupportedTorch."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} is not supported by this flashrec; install torch {SUPPORTED_TEXT}"
+        )
+    missing = [name for name, owner in _needed() if not _has(owner, name)]
+    if missing:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} lacks {', '.join(missing)}; this flashrec supports torch {SUPPORTED_TEXT}"
+        )
+    for release in (_find_release(), None):
+        if _can_replace(release):
+            return release is not None
+    raise UnsupportedTorch(
+        f"torch {torch.__version__}: the backend of a process group cannot be replaced in place; "
+        f"this flashrec supports torch {SUPPORTED_TEXT}"
+    )
+
+
+def _needed() -> Iterator[tuple[str, Any]]:
+    for name in ("_new_process_group_helper", "_world", "BackendConfig"):
+        yield name, c10d
+    for name in (
+        "_register_backend",
+        "_get_backend",
+        "_set_default_backend",
+        "_set_group_name",
+        "_set_group_desc",
+        "_id",
+    ):
+        yield name, dist.ProcessGroup
+    for name in ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_remove_autograd_hooks"):
+        yield name, _c10d.Reducer
+    for name in ("_ddp_init_helper", "_build_params_for_reducer", "_build_debug_param_to_name_mapping"):
+        yield name, torch.nn.parallel.DistributedDataParallel
+    yield "_compute_bucket_assignment_by_size", dist
+    yield "_create_internal", _fake_class()
+    yield "_Options", getattr(dist, "ProcessGroupGloo", None)
+    yield "_foreach_copy_", torch
+
+
+def _has(owner: Any, name: str) -> bool:
+    return hasattr(owner, name)
+
+
+def _fake_class() -> Any:
+    return getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
+
+
+def _can_replace(release: Callable[[int], None] | None) -> bool:
+    group = dist.ProcessGroup(_c10d.HashStore(), 0, 1)
+    cpu = torch.device("cpu")
+    first, second = fake_backend(0, 1), fake_backend(0, 1)
+    group._register_backend(cpu, dist.ProcessGroup.BackendType.CUSTOM, first)
+    try:
+        Replacer(release).replace(group, {cpu: (dist.ProcessGroup.BackendType.CUSTOM, second)}, "self-test", "")
+    except (RuntimeError, ValueError):
+        return False
+    return group._get_backend(cpu) is second
+
+
+# ---- groups -----------------------------------------------------------------------------------------------------
+
+
+def _find_release() -> Callable[[int], None] | None:
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        function = library[_RELEASE_SYMBOL]
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    release: Callable[[int], None] = function
+    return release
+
+
+class Replacer:
+    """Replaces the backends inside a process group; the group object, and all who hold it, stay."""
+
+    def __init__(self, release: Callable[[int], None] | None) -> None:
+        self._release = release
+        self._next_key = _FIRST_FRESH_KEY
+
+    @classmethod
+    def best(cls, can_release: bool) -> Replacer:
+        return cls(_find_release() if can_release else None)
+
+    def replace(
+        self, group: dist.ProcessGroup, new: dict[torch.device, tuple[Any, Any]], name: str, desc: str
+    ) -> list[Any]:
+        """Put `new` (device -> (backend type, backend)) in. Returns the old backends, to be dropped off the hot path.
+
+        Raises RuntimeError when the group does not hold the new backends afterwards.
+        """
+        old = [group._get_backend(device) for device in group._device_types]
+        if self._release is not None:
+            self._release(group._id())  # type: ignore[attr-defined]
+            for device, (kind, backend) in new.items():
+                group._register_backend(device, kind, backend)
+            group._set_default_backend(default_type(kind for kind, _ in new.values()))
+        else:
+            keys: dict[int, Any] = {}
+            for device, (_, backend) in new.items():
+                if id(backend) not in keys:
+                    if self._next_key > _LAST_FRESH_KEY:
+                        raise RuntimeError("this process has used up its backend replacements; it must be restarted")
+                    keys[id(backend)] = dist.ProcessGroup.BackendType(self._next_key)
+                    self._next_key += 1
+                group._register_backend(device, keys[id(backend)], backend)
+            group._set_default_backend(next(iter(keys.values())))
+        group._set_group_name(c10d.GroupName(name))  # the name lives in the backend; functional collectives look it up
+        group._set_group_desc(desc)
+        for device, (_, backend) in new.items():
+            if group._get_backend(device) is not backend:
+                raise RuntimeError(f"the backend of group {name} for {device} was not replaced")
+        return old
+
+
+def default_type(kinds: Any) -> Any:
+    """The backend type a group reports when it holds several."""
+    found = list(kinds)
+    nccl = dist.ProcessGroup.BackendType.NCCL
+    return nccl if nccl in found else found[0]
+
+
+def backend_types(backend: str) -> dict[str, tuple[str, Any]]:
+    """Device type -> (backend name, backend type) of a backend string such as 'gloo' or 'cpu:gloo,cuda:nccl'."""
+    devices = c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map()
+    return {device: (str(name), dist.Backend.backend_type_map[str(name)]) for device, name in devices.items()}
+
+
+def fake_backend(rank: int, size: int) -> Any:
+    """A backend whose collectives do nothing: for models that are built without peers."""
+    return _fake_class()._create_internal(rank, size)
+
+
+def install(on_new_group: NewGroup, make_store: Callable[[], Store], rank: int, world_size: int) -> None:
+    """Let every group of this process be born with the shadow backend and handed to `on_new_group`.
+
+    The user's script keeps saying `init_process_group("gloo")`; its store becomes `make_store()`.
+    """
+    dist.Backend.register_backend(
+        SHADOW_BACKEND,
+        lambda options, _: fake_backend(options.group_rank, options.group_size),
+        extended_api=True,
+        devices=["cpu", "cuda"],
+    )
+    torch_helper, torch_init = c10d._new_process_group_helper, dist.init_process_group
+
+    @functools.wraps(torch_helper)
+    def helper(
+        group_size: int,
+        group_rank: int,
+        ranks: list[int],
+        backend: Any,
+        store: Any,
+        name: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        shadow = ",".join(f"{device}:{SHADOW_BACKEND}" for device in backend_types(str(backend)))
+        group, prefix = torch_helper(group_size, group_rank, ranks, dist.Backend(shadow), store, name, *args, **kwargs)
+        if isinstance(group, dist.ProcessGroup) and group.group_name == name:
+            group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend(backend)))
+            facts = {
+                "ranks": tuple(ranks) or tuple(range(group_size)),
+                "group_rank": group_rank,
+                "backend": str(backend),
+                "timeout": kwargs.get("timeout"),
+                "options": kwargs.get("backend_options"),
+            }
+            on_new_group(str(name), group, facts)
+        return group, prefix
+
+    @functools.wraps(torch_init)
+    def init(backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **kwargs: Any) -> None:
+        for key in ("store", "rank", "world_size"):
+            kwargs.pop(key, None)
+        return torch_init(backend, timeout=timeout, store=make_store(), rank=rank, world_size=world_size, **kwargs)
+
+    c10d._new_process_group_helper = helper  # type: ignore[assignment]
+    dist.init_process_group = c10d.init_process_group = init
+
+
+def is_alive(group: dist.ProcessGroup) -> bool:
+    """False once the script has destroyed the group."""
+    return group in c10d._world.pg_map
+
+
+def gloo_backend(store: Store, rank: int, size: int, device: Any, connect_timeout_s: float, timeout: timedelta) -> Any:
+    """A connected gloo backend. `device`: from `gloo_device`. Raises RuntimeError (also out of `store`)."""
+    options = _dist.ProcessGroupGloo._Options()
+    options._devices = [device]
+    options._timeout = timedelta(seconds=connect_timeout_s)  # bounds the connecting only
+    backend = dist.ProcessGroupGloo(store, rank, size, options)
+    backend.set_timeout(timeout)
+    return backend
+
+
+def gloo_device(address: str, interface: str) -> Any:
+    """An eager gloo device of its own, on `interface` where given, else on `address`."""
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface.split(",", maxsplit=1)[0], lazy_init=False)
+    return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+
+
+def nccl_backend(store: Store, rank: int, ranks: tuple[int, ...], name: str, options: Any, timeout: timedelta) -> Any:
+    """An NCCL backend whose init can be aborted. Written from the sources, never run here."""
+    mine = options if options is not None else dist.ProcessGroupNCCL.Options()
+    mine.config.blocking = 0
+    mine._timeout = timeout
+    mine.global_ranks_in_group, mine.group_name = list(ranks), name
+    backend = dist.ProcessGroupNCCL(store, rank, len(ranks), mine)
+    backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return backend
+
+
+def nccl_abort(backends: list[Any]) -> None:
+    """Abort all communicators in one NCCL group, so that no order between them can block."""
+    if not backends:
+        return
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+# ---- DDP, optimizers ----------------------------------------------------------------------------------------------
+
+BucketLayout = list[list[int]]
+
+
+def ddp_layout(ddp: Any) -> BucketLayout:
+    """Parameter indices of each gradient bucket, in reduction order. Allocates zeros of the size of all gradients."""
+    index = {param.data_ptr(): i for i, param in enumerate(ddp._build_params_for_reducer()[0])}
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    return [[index[param.data_ptr()] for param in bucket.parameters()] for bucket in buckets]
+
+
+def ddp_impose(ddp: Any, layout: BucketLayout) -> None:
+    """Re-create the reducer of `ddp` with this bucket layout; hooks that the user registered are registered again."""
+    params, expects_sparse = ddp._build_params_for_reducer()
+    original = _dist._compute_bucket_assignment_by_size
+    _dist._compute_bucket_assignment_by_size = lambda *_a, **_k: (list(reversed(layout)), [2**60] * len(layout))
+    try:
+        ddp.reducer._remove_autograd_hooks()
+        names = ddp._build_debug_param_to_name_mapping(params)
+        ddp._ddp_init_helper(params, expects_sparse, names, ddp.static_graph)
+    finally:
+        _dist._compute_bucket_assignment_by_size = original
+    for hook, state in ddp._comm_hooks:
+        _dist._register_comm_hook(ddp.reducer, state, hook)
+
+
+def ddp_reset(ddp: Any) -> None:
+    """Forget a half-done backward; the next one records the order of gradients again, so buckets are rebuilt again."""
+    ddp.reducer._reset_state()
+    ddp._has_rebuilt_buckets = False
+
+
+def ddp_rebuild(ddp: Any) -> bool:
+    """Rebuild the buckets now if the reducer is due to (a broadcast from rank 0). True when the layout may be new."""
+    if ddp._has_rebuilt_buckets or not ddp.reducer._rebuild_buckets():
+        return False
+    ddp._has_rebuilt_buckets = True
+    return True
+
+
+def ddp_is_rebuilt(ddp: Any) -> bool:
+    return bool(ddp._has_rebuilt_buckets)
+
+
+def ddp_has_comm_hooks(ddp: Any) -> bool:
+    return bool(ddp._comm_hooks)
+
+
+def forget_scaler_stage(scaler: Any) -> None:
+    """Let a GradScaler unscale again in this step: its state_dict does not hold which optimizers it has unscaled."""
+    with contextlib.suppress(ImportError):
+        from torch.amp.grad_scaler import _refresh_per_optimizer_state
+
+        scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+
+def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy many small tensors with few calls."""
+    if into:
+        torch._foreach_copy_(into, values)
