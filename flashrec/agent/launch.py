@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def _ask(path: Path, secret: bytes, launch: int) -> messages.TaskAssigned | messages.TaskRefused:
-    if os.getpid() != os.getsid(0):
-        os.setsid()
+    if os.getpgrp() != os.getpid():
+        os.setsid()  # Slurm puts all tasks of a node into the group of the first: each needs its own to be killed alone
     local_id = int(os.environ.get("SLURM_LOCALID", "0"))
     with socket.socket(socket.AF_UNIX) as sock:
         _connect(sock, path)
