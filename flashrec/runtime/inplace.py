@@ -110,7 +110,7 @@ class InPlaceEngine:
                 raise NotUnblockable(
                     f"group {group.name} has {group.size} ranks, but only {num_found} of its {group.size - 1} "
                     "connections were recognised, so a failure could not be made known to this rank. This torch "
-                    f"or its gloo behaves differently (lazy connections?); supported is torch {torch_private.SUPPORTED_TEXT}"
+                    f"or its gloo behaves differently; supported: torch {torch_private.SUPPORTED_TEXT}"
                 )
 
 

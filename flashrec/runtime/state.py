@@ -14,7 +14,7 @@ import torch
 
 from flashrec.runtime import codec
 from flashrec.runtime import seed as seeds
-from flashrec.runtime.errors import LayoutMismatch
+from flashrec.runtime.errors import CannotEncode, LayoutMismatch
 from flashrec.runtime.snapshot import Stateful
 from flashrec.runtime.torch_private import BucketLayout
 
@@ -39,6 +39,7 @@ class OptimizerSpec(msgspec.Struct, frozen=True):
     sizes: tuple[int, ...]  # parameters per group
     values: bytes  # {parameter index: {key: value that is no tensor}}
     tensors: dict[int, dict[str, TensorSpec]]  # parameter index -> key -> tensor
+    order: tuple[tuple[int, tuple[str, ...]], ...]  # optimizer.state as it is ordered: state_dict() shows it
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -86,9 +87,8 @@ class State:
         """Every tensor of the state, in an order that the manifest fixes."""
         found = [tensor for _, tensor in self._model_tensors()]
         for optimizer in self._optimizers:
-            for param in _params(optimizer):
-                entries = optimizer.state.get(param, {})
-                found += [entries[key].detach() for key in sorted(entries) if isinstance(entries[key], torch.Tensor)]
+            for entries in optimizer.state.values():
+                found += [value.detach() for value in entries.values() if isinstance(value, torch.Tensor)]
         return found
 
     def prepare(self, manifest: Manifest) -> None:
@@ -133,9 +133,14 @@ class State:
         hyper = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         values: dict[int, dict[str, Any]] = {}
         tensors: dict[int, dict[str, TensorSpec]] = {}
-        for i, param in enumerate(_params(optimizer)):
-            for key in sorted(optimizer.state.get(param, {})):
-                value = optimizer.state[param][key]
+        order: list[tuple[int, tuple[str, ...]]] = []
+        index = {id(param): i for i, param in enumerate(_params(optimizer))}
+        for param, entries in optimizer.state.items():
+            i = index.get(id(param), -1)
+            if i < 0:
+                raise CannotEncode(f"{name}.state has the key {param!r:.60}, which is none of its parameters")
+            order.append((i, tuple(entries)))
+            for key, value in entries.items():
                 if isinstance(value, torch.Tensor):
                     tensors.setdefault(i, {})[key] = TensorSpec.of(f"{name} parameter {i} {key}", value)
                 else:
@@ -145,6 +150,7 @@ class State:
             sizes=tuple(len(group["params"]) for group in optimizer.param_groups),
             values=codec.encode(values, f"{name}.state"),
             tensors=tensors,
+            order=tuple(order),
         )
 
 
@@ -157,19 +163,20 @@ def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) 
     if sizes != spec.sizes:
         raise LayoutMismatch(f"{name} has parameter groups of {spec.sizes} parameters at the source, {sizes} here")
     values = codec.decode(spec.values)
-    for i, param in enumerate(_params(optimizer)):
-        wanted, old = spec.tensors.get(i, {}), optimizer.state.get(param, {})
-        entries: dict[str, Any] = dict(values.get(i, {}))
-        for key, tensor in wanted.items():
-            have = old.get(key)
-            if isinstance(have, torch.Tensor) and TensorSpec.of(tensor.name, have) == tensor:
+    params, old = _params(optimizer), dict(optimizer.state)
+    optimizer.state.clear()
+    for i, keys in spec.order:
+        param = params[i]
+        entries: dict[str, Any] = {}
+        for key in keys:
+            tensor, have = spec.tensors.get(i, {}).get(key), old.get(param, {}).get(key)
+            if tensor is None:
+                entries[key] = values[i][key]
+            elif isinstance(have, torch.Tensor) and TensorSpec.of(tensor.name, have) == tensor:
                 entries[key] = have
             else:
                 entries[key] = _empty(tensor, param)
-        if entries:
-            optimizer.state[param] = entries
-        else:
-            optimizer.state.pop(param, None)
+        optimizer.state[param] = entries
 
 
 def _empty(spec: TensorSpec, param: torch.Tensor) -> torch.Tensor:
