@@ -17,10 +17,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from flashrec.devcluster.cluster import ClusterStatus, DevCluster, take_down
+from flashrec.devcluster.cluster import DevCluster, take_down
 from flashrec.devcluster.errors import DevClusterError
 from flashrec.devcluster.record import list_clusters
 from flashrec.devcluster.spec import CONTROL, DEFAULT_STATE_DIR, ClusterSpec
+from flashrec.devcluster.status import ClusterStatus
 
 _name_option = click.option("--name", default="dev", show_default=True, help="Which cluster; several can be up.")
 _state_dir_option = click.option(

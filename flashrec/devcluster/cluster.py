@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,38 +25,18 @@ import msgspec
 from flashrec.devcluster import daemon, netns, record, station
 from flashrec.devcluster.daemon import Daemon
 from flashrec.devcluster.errors import DevClusterError, NotReadyError, log_tail, wait_until
+from flashrec.devcluster.files import write_cgroup_conf, write_files
 from flashrec.devcluster.requirements import SEARCH_PATH, check_requirements
-from flashrec.devcluster.slurmconf import (
-    CGROUP_CANDIDATES,
-    render_hosts,
-    render_plugstack_conf,
-    render_slurm_conf,
-)
+from flashrec.devcluster.slurmconf import CGROUP_CANDIDATES
 from flashrec.devcluster.spec import CONTROL, DEFAULT_STATE_DIR, SWITCH, ClusterSpec, Layout
 from flashrec.devcluster.station import Station
+from flashrec.devcluster.status import ClusterStatus, NodeStatus, is_usable
 
 _IDLE_TIMEOUT_S = 60.0
 _HEAL_TIMEOUT_S = 30.0
 _QUERY_TIMEOUT_S = 15.0
 
 Progress = Callable[[str], None]
-
-
-class NodeStatus(msgspec.Struct, frozen=True):
-    """`slurm_state` as sinfo says it (`idle`, `mixed`, `down*`, …); None if slurmctld gave no answer."""
-
-    name: str
-    slurm_state: str | None
-    has_power: bool
-    link_up: bool
-    slurmd_pid: int | None
-
-
-class ClusterStatus(msgspec.Struct, frozen=True):
-    name: str
-    slurm_conf: str
-    slurmctld_pid: int | None
-    nodes: list[NodeStatus]
 
 
 class DevCluster:
@@ -227,14 +206,16 @@ class DevCluster:
         with record.locked(self.layout):
             if target.is_alive:
                 self._link_control().set_up(node, True)
+                self._register(node)
             else:
+                self._node(node)
                 # The kernel takes the cable away with the last process, but not at once.
                 self._link_control().remove(node)
                 target.boot()
                 self._plug_in(target)
                 self._slurmd(node).start()
-        if node != CONTROL and self._slurmctld().pid is not None:
-            self._await_usable([node], timeout_s)
+        if node != CONTROL:
+            self._await_reachable([node], timeout_s)
 
     def stop_daemon(self, name: str) -> None:
         """`slurmctld`, or a node's slurmd by the node's name. Job steps of the node go on without it."""
@@ -243,10 +224,8 @@ class DevCluster:
     def start_daemon(self, name: str) -> None:
         """Start it again with the state it kept; return when it answers."""
         self._daemon(name).start()
-        if name == "slurmctld":
-            self._await_controller()
-        elif self._slurmctld().pid is not None:
-            self._await_usable([name], _HEAL_TIMEOUT_S)
+        nodes = self.nodes if name == "slurmctld" else [name]
+        self._await_reachable(nodes, _HEAL_TIMEOUT_S)
 
     # ---- looking
 
@@ -276,7 +255,7 @@ class DevCluster:
     # ---- inside
 
     def _start(self, progress: Progress) -> None:
-        self._write_files()
+        write_files(self.spec, self.layout)
         progress(f"booting {len(self._stations)} stations")
         station.boot_all(list(self._stations.values()))
         netns.make_switch(self._stations[SWITCH].living_init().pid)
@@ -293,29 +272,12 @@ class DevCluster:
         done = msgspec.structs.replace(record.new_record(self.spec), is_complete=True)
         record.write_record(self.layout, done)
 
-    def _write_files(self) -> None:
-        layout, spec = self.layout, self.spec
-        layout.root.mkdir(parents=True)
-        record.write_record(layout, record.new_record(spec))
-        for folder, mode in layout.folders(spec.nodes).items():
-            folder.mkdir(exist_ok=True)
-            folder.chmod(mode)
-        layout.munge_key.touch(mode=0o400)
-        layout.munge_key.write_bytes(secrets.token_bytes(1024))
-        layout.slurm_conf.write_text(render_slurm_conf(spec, layout, memory_mib=_memory_mib()))
-        (layout.conf_dir / "plugstack.conf").write_text(render_plugstack_conf(spec, layout))
-        (layout.conf_dir / "cgroup.conf").write_text(CGROUP_CANDIDATES[0])
-        layout.hosts.write_text(render_hosts(spec))
-        for path in layout.conf_dir.glob("*.conf"):
-            path.chmod(0o644)
-        layout.hosts.chmod(0o644)
-
     def _probe_cgroup_conf(self) -> None:
         """Leave the first cgroup.conf with which this release's slurmd starts, and n0's slurmd running with it."""
         probe = self._slurmd(self.nodes[0])
         reasons = []
         for candidate in CGROUP_CANDIDATES:
-            (self.layout.conf_dir / "cgroup.conf").write_text(candidate)
+            write_cgroup_conf(self.layout, candidate)
             try:
                 probe.start()
             except NotReadyError:
@@ -375,31 +337,41 @@ class DevCluster:
             return None
         return dict(line.split("|") for line in answer.stdout.split())
 
-    def _await_controller(self) -> None:
-        wait_until(
-            lambda: self._slurm_states() is not None,
-            timeout_s=_HEAL_TIMEOUT_S,
-            what="slurmctld to answer",
-            explain=lambda: log_tail(self.layout.ctl_log),
-            interval_s=0.1,
-        )
+    def _register(self, node: str) -> None:
+        """Make a node that slurmctld gave up on known to it again: it looks after such nodes only every 45 s or so."""
+        if node == CONTROL or self._slurmd(node).pid is None:
+            return
+        state = (self._slurm_states() or {}).get(node)
+        if state is not None and not is_usable(state):
+            self._slurmd(node).stop()
+            self._slurmd(node).start()
+
+    def _await_reachable(self, nodes: Sequence[str], timeout_s: float) -> None:
+        """As `_await_usable`, less the nodes that something else still keeps away: power, link or a stopped daemon."""
+        if self._slurmctld().pid is None:
+            return
+        links = self._link_control()
+        reachable = [node for node in nodes if self._slurmd(node).pid is not None and links.is_up(node)]
+        self._await_usable(reachable, timeout_s)
 
     def _await_usable(self, nodes: Sequence[str], timeout_s: float) -> None:
         def unusable() -> list[str]:
-            states = self._slurm_states() or {}
-            return [node for node in nodes if not _is_usable(states.get(node, "unknown"))]
+            states = self._slurm_states()
+            if states is None:
+                return list(nodes) or ["slurmctld"]
+            return [node for node in nodes if not is_usable(states.get(node, "unknown"))]
 
         def explain() -> str:
             left = unusable()
             states = self._slurm_states() or {}
             said = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in left)
-            logs = [self.layout.ctl_log, *(self.layout.slurmd_log(node) for node in left[:1])]
+            logs = [self.layout.ctl_log, *(self.layout.slurmd_log(node) for node in left[:1] if node in self.nodes)]
             return "\n".join([f"Slurm says: {said}", *(log_tail(log) for log in logs)])
 
         wait_until(
             lambda: not unusable(),
             timeout_s=timeout_s,
-            what=f"{', '.join(nodes)} to become usable",
+            what=f"{', '.join(nodes) or 'slurmctld'} to become usable",
             explain=explain,
             interval_s=0.05,
         )
@@ -412,12 +384,3 @@ def take_down(name: str, *, state_dir: Path = DEFAULT_STATE_DIR) -> bool:
         return False
     with record.locked(layout):
         return record.remove(layout)
-
-
-def _is_usable(slurm_state: str) -> bool:
-    """`*` means that slurmctld has not heard from it."""
-    return not slurm_state.endswith("*") and not slurm_state.startswith(("down", "unk"))
-
-
-def _memory_mib() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20

@@ -88,7 +88,9 @@ def remove(layout: Layout) -> bool:
 @contextlib.contextmanager
 def locked(layout: Layout) -> Iterator[None]:
     """One change of a cluster at a time. The kernel drops the lock with its holder, however that one ends."""
-    layout.state_dir.mkdir(parents=True, exist_ok=True)
+    if not layout.state_dir.exists():
+        layout.state_dir.mkdir(parents=True, exist_ok=True)
+        layout.state_dir.chmod(0o755)  # whatever the umask: the cluster's users read slurm.conf below it
     while True:
         descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -47,7 +47,7 @@ def render_slurm_conf(spec: ClusterSpec, layout: Layout, *, memory_mib: int) -> 
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "SchedulerType": "sched/backfill",
-        "SchedulerParameters": "sched_interval=2,bf_interval=2,sched_min_interval=0,batch_sched_delay=0",
+        "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
         "SlurmdTimeout": spec.slurmd_timeout_s,
         "BatchStartTimeout": 65000,
         "ReturnToService": 2,

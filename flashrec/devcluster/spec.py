@@ -41,8 +41,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise DevClusterError(f"nodes must be 1 to {MAX_NODES}, not {self.num_nodes}")
         if self.cpus_per_node < 1:
             raise DevClusterError(f"cpus-per-node must be at least 1, not {self.cpus_per_node}")
-        if not 10 <= self.slurmd_timeout_s <= 65533:
-            raise DevClusterError(f"slurmd-timeout must be 10 to 65533 s, not {self.slurmd_timeout_s}")
+        if not 2 <= self.slurmd_timeout_s <= 65533:
+            raise DevClusterError(f"slurmd-timeout must be 2 to 65533 s, not {self.slurmd_timeout_s}")
+        if any("\n" in line for line in (*self.extra_conf, *self.plugstack, *self.features.values())):
+            raise DevClusterError("conf-line, plugstack and feature are one line each; repeat the option for more")
         unknown = sorted(set(self.features) - set(self.nodes))
         if unknown:
             raise DevClusterError(
