@@ -210,7 +210,7 @@ class StepGuard:
             if not self._is_fault(err):
                 raise
             self._plan = plan = self._recovery.await_plan()
-            if plan.resume_step == self._step:
+            if plan.resume_step == self._step or self._worker.rank in plan.sources:
                 raise StepInterrupted(f"step {self._step} is done again") from err
             progress = self._worker.progress
             if plan.resume_step != self._step + 1 or progress.voted != self._step:

@@ -1,0 +1,186 @@
+"""Training scripts of the tests. They run in worker processes; faults are here, not in the product."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import flashrec
+from flashrec.runtime import api
+from flashrec.runtime.limits import Limits
+from tests.runtime.support import die
+
+WIDTH = 24
+LIMITS = Limits(connect_timeout_s=10, fence_timeout_s=15, plan_timeout_s=40, resume_timeout_s=40, transfer_timeout_s=20)
+
+
+class Net(nn.Module):
+    """Small, but with everything that has state: batch norm, dropout, several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, 4 * WIDTH), nn.BatchNorm1d(4 * WIDTH)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(4 * WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)]
+        )
+        self.last = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+class Faults:
+    """Ends this process at (rank, life, step, place); life 1 is the first process of a rank."""
+
+    def __init__(self, wanted: list[tuple[int, int, int, str]]) -> None:
+        rank, life = int(os.environ.get("RANK", "0")), int(os.environ.get("FLASHREC_INCARNATION", "0"))
+        self._mine = {(step, place) for r, l, step, place in wanted if (r, l) == (rank, life)}
+
+    def visit(self, step: int, place: str) -> None:
+        if (step, place) in self._mine:
+            if place == "raise":
+                raise ValueError(f"bug at step {step}")
+            print(f"fault t={time.monotonic():.6f} at {step} {place}", file=sys.stderr, flush=True)
+            die()
+
+
+def start(limits: Limits = LIMITS) -> int:
+    """What every program begins with. Returns the rank."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s", force=True)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    flashrec.init(limits)
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer, *, with_buffers: bool = True) -> str:
+    found = hashlib.sha256()
+    tensors = dict(model.named_parameters()) | (dict(model.named_buffers()) if with_buffers else {})
+    for index, slots in optimizer.state_dict()["state"].items():
+        tensors |= {f"{index}.{name}": slot for name, slot in slots.items()}
+    for name, tensor in tensors.items():
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def train(
+    out: str,
+    steps: int = 6,
+    faults: list[tuple[int, int, int, str]] = (),
+    lose_vote: tuple[int, int] | None = None,
+    micro_batches: int = 1,
+    use_scaler: bool = False,
+    bucket_view: bool = False,
+    num_groups: int = 0,
+    late_reduce: str = "",
+    limits: dict[str, float] | None = None,
+    bucket_cap_mb: float = 0.04,
+    zero_first: bool = False,
+) -> None:
+    """Train, write losses and digests.
+
+    lose_vote: (rank, step) that does not learn the result of its vote before the fence is there. late_reduce: a
+    collective after the optimizer, 'before-scheduler' or 'after-scheduler'.
+    """
+    rank = start(Limits(**(LIMITS.__dict__ | (limits or {}))))
+    hit = Faults(list(faults))
+    hit.visit(-1, "init")
+    handles = [dist.new_group([r for r in range(dist.get_world_size()) if r % 2 == i % 2]) for i in range(num_groups)]
+    torch.manual_seed(7)
+    net = Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=bucket_view)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=use_scaler)
+    world = dist.group.WORLD
+    session = flashrec.Session(model, optimizer, state={"scheduler": scheduler, "scaler": scaler})
+    where = [0]
+    for number, param in enumerate(net.parameters()):
+        if number == 4:
+            param.register_post_accumulate_grad_hook(lambda _: hit.visit(where[0], "backward"))
+    if lose_vote and lose_vote[0] == rank:
+        _lose_vote(lose_vote[1])
+    hit.visit(-1, "join")
+    losses: dict[int, list[str]] = {}
+    redone = 0
+    for step in session.steps(steps):
+        with step:
+            where[0] = int(step)
+            hit.visit(step, "forward")
+            if zero_first:
+                optimizer.zero_grad()
+            total = torch.zeros(())
+            for micro in range(micro_batches):
+                generator = torch.Generator().manual_seed(1000 + 100 * step + 10 * rank + micro)
+                x, y = torch.randn(8, WIDTH, generator=generator), torch.randn(8, WIDTH, generator=generator)
+                loss = F.mse_loss(model(x), y)
+                scaler.scale(loss).backward()
+                total += loss.detach()
+            hit.visit(step, "after-backward")
+            if use_scaler:
+                if step == 2:
+                    next(net.parameters()).grad.fill_(float("inf"))
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            hit.visit(step, "before-vote")
+            hit.visit(step, "raise")
+            scaler.step(optimizer)
+            scaler.update()
+            hit.visit(step, "after-optimizer")
+            if late_reduce == "before-scheduler":
+                dist.all_reduce(total.clone())
+            scheduler.step()
+            if late_reduce == "after-scheduler":
+                dist.all_reduce(total.clone())
+            if not zero_first:
+                optimizer.zero_grad()
+        if step.is_done:
+            losses[int(step)] = [float(total).hex(), float(optimizer.param_groups[0]["lr"]).hex()]
+        else:
+            redone += 1
+        hit.visit(step, "between")
+    hit.visit(steps, "after-loop")
+    result: dict[str, Any] = {
+        "losses": losses,
+        "redone": redone,
+        "digest": digest(model, optimizer, with_buffers=False),
+        "full": digest(model, optimizer),
+        "scaler": scaler.state_dict(),
+        "kept": world is dist.group.WORLD and len(handles) == num_groups,
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+    Path(out).write_text(json.dumps(result))
+
+
+def _lose_vote(step: int) -> None:
+    """The collective of the vote ends well for everybody; here it seems to be cut by the next fence."""
+    real, worker = dist.all_reduce, api._Process.worker
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = real(tensor, *args, **kwargs)
+        if worker.progress.where == "vote" and worker.progress.voted == step and not lost:
+            lost.append(step)
+            assert worker.board.wait_fence(worker.progress.generation, 30)
+            raise RuntimeError("gloo: the result of the vote is lost (test)")
+        return work
+
+    lost: list[int] = []
+    dist.all_reduce = all_reduce
