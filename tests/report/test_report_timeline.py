@@ -1,0 +1,209 @@
+"""Figures of a recovery against journals whose figures are known; what the journal does not say stays unknown."""
+
+import pytest
+
+from flashrec.report.records import read_faults, read_journal
+from flashrec.report.timeline import Recovery, Timeline, build_timeline
+
+from .journals import Writer, fault, wall
+
+
+def timeline_of(content: bytes, faults: bytes = b"") -> Timeline:
+    journal = read_journal(content)
+    return build_timeline(journal, read_faults(faults, journal))
+
+
+def only_recovery(writer: Writer, faults: bytes = b"") -> Recovery:
+    (recovery,) = timeline_of(writer.content, faults).recoveries
+    return recovery
+
+
+def marks_of(recovery: Recovery) -> dict[str, float]:
+    return {mark.name: round(mark.after_s, 6) for mark in recovery.marks}
+
+
+def rounded(durations: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else round(value, 6) for name, value in durations.items()}
+
+
+def test_lost_node_from_fault_to_first_step():
+    recovery = only_recovery(Writer().start().node_dies(10.0), fault(8.0))
+    assert (recovery.outcome, recovery.rto_from) == ("recovered", "fault")
+    assert recovery.rto_s == pytest.approx(2.0 + 2.2 + 0.4 + 0.2)
+    assert rounded(recovery.durations) == {
+        "detect": 2.0, "fence": 0.2, "launch": 2.0, "form": 0.1, "restore": 0.3, "first_step": 0.2,
+    }  # fmt: skip
+    assert marks_of(recovery) == {
+        "fault": 0.0, "suspected": 1.0, "detected": 2.0, "placed": 2.01, "fenced": 2.2, "launched": 4.2, "formed": 4.3,
+        "restored": 4.6, "resumed": 4.6, "first step": 4.8,
+    }  # fmt: skip
+    assert recovery.launched == ("rank 0 on n3",)
+    assert recovery.reasons == ("node n1 silent for 2.0 s",)
+    assert (recovery.resume_step, recovery.steps_redone, recovery.moved_bytes) == (7, 1, 5_000_000)
+
+
+def test_durations_add_up_to_the_recovery_time():
+    recovery = only_recovery(Writer().start().node_dies(10.0), fault(8.0))
+    assert sum(recovery.durations.values()) == pytest.approx(recovery.rto_s)
+
+
+def test_without_a_known_fault_time_counts_from_detection():
+    recovery = only_recovery(Writer().start().node_dies(10.0))
+    assert (recovery.rto_from, recovery.durations["detect"]) == ("detection", None)
+    assert recovery.rto_s == pytest.approx(2.8)
+    assert "fault" not in marks_of(recovery)
+
+
+def test_fault_after_detection_is_not_its_cause():
+    recovery = only_recovery(Writer().start().node_dies(10.0), fault(10.5))
+    assert (recovery.rto_from, len(recovery.faults)) == ("detection", 1)
+
+
+def test_first_step_is_that_of_the_last_rank_and_unknown_until_then():
+    writer = Writer().start().node_dies(10.0)
+    writer.lines.pop()
+    recovery = only_recovery(writer, fault(8.0))
+    assert recovery.outcome == "recovered"
+    assert (recovery.rto_s, recovery.durations["first_step"]) == (None, None)
+
+
+def test_journal_that_ends_in_a_recovery_invents_no_figures():
+    writer = Writer().start().node_dies(10.0)
+    while writer.lines[-1].get("to") != "FORMING":
+        writer.lines.pop()
+    recovery = only_recovery(writer, fault(8.0))
+    assert recovery.outcome == "unfinished"
+    assert (recovery.rto_s, recovery.steps_redone, recovery.resume_step, recovery.moved_bytes) == (None,) * 4
+    assert recovery.durations["detect"] == pytest.approx(2.0)
+    assert recovery.durations["restore"] is None
+
+
+def test_job_that_stops_in_a_recovery():
+    writer = Writer().start()
+    writer.event(10.0, "NodeCondemned", node="n1", incarnation=1, reason="gone")
+    writer.move(10.0, "RUNNING", "FENCING", "node n1 gone")
+    writer.move(10.3, "FENCING", "STOPPED", "no spare left for rank 0")
+    writer.line(10.4, "note", what="job over", exit_code=75)
+    timeline = timeline_of(writer.content)
+    assert (timeline.outcome, timeline.exit_code) == ("no spare left for rank 0", 75)
+    assert timeline.recoveries[0].outcome == "stopped"
+    assert timeline.recoveries[0].rto_s is None
+
+
+@pytest.mark.parametrize(
+    ("reports", "resume_step", "redone"),
+    [
+        ([(7, True), (7, True)], 7, 1),  # nobody passed: all redo step 7
+        ([(7, True), (7, True)], 8, 0),  # somebody passed: all roll forward
+        ([(8, True), (7, True)], 8, 1),  # one is already in step 8, the other rolls forward
+        ([(7, False)], 7, None),  # joiners know nothing
+        ([], 7, None),
+    ],
+)
+def test_steps_redone(reports, resume_step, redone):
+    writer = Writer().start()
+    writer.move(10.0, "RUNNING", "FENCING", "x")
+    for rank, (v, valid) in enumerate(reports):
+        writer.report(10.1, rank, v, valid)
+    writer.move(10.2, "FENCING", "PLACING")
+    writer.plan(10.3, resume_step)
+    writer.move(10.3, "PLACING", "FORMING")
+    writer.forms_and_resumes(10.3)
+    assert only_recovery(writer).steps_redone == redone
+
+
+def test_second_failure_inside_belongs_to_the_same_recovery():
+    writer = Writer().start()
+    writer.event(10.0, "WorkerExited", rank=0, incarnation=1, reason="killed by SIGKILL")
+    writer.move(10.0, "RUNNING", "FENCING", "rank 0 killed by SIGKILL")
+    writer.launch(10.0, "n1", 0)
+    writer.report(10.1, 1, 7)
+    writer.move(10.1, "FENCING", "PLACING")
+    writer.event(11.0, "NodeCondemned", node="n1", incarnation=1, reason="node n1 silent")
+    writer.move(11.0, "PLACING", "FENCING", "node n1 silent")
+    writer.launch(11.0, "n3", 0)
+    writer.report(11.2, 1, 7)
+    writer.move(11.2, "FENCING", "PLACING")
+    writer.report(12.2, 0, 0, valid=False)
+    writer.plan(12.2, 7)
+    writer.move(12.2, "PLACING", "FORMING")
+    writer.forms_and_resumes(12.2)
+    recovery = only_recovery(writer, fault(9.9) + fault(10.5, id="second"))
+    assert recovery.generations == (2, 3)
+    assert recovery.reasons == ("rank 0 killed by SIGKILL", "node n1 silent")
+    assert [fault.id for fault in recovery.faults] == ["cut", "second"]
+    assert recovery.durations["fence"] == pytest.approx(0.1 + 0.2)
+    assert recovery.durations["launch"] == pytest.approx(0.9 + 1.0)
+    assert recovery.rto_s == pytest.approx(sum(recovery.durations.values()))
+    assert marks_of(recovery)["launched"] == pytest.approx(2.3)
+
+
+def test_faults_go_to_the_recovery_they_caused():
+    writer = Writer().start().node_dies(10.0).node_dies(30.0)
+    first, second = timeline_of(writer.content, fault(8.0) + fault(29.0, id="later")).recoveries
+    assert ([f.id for f in first.faults], [f.id for f in second.faults]) == (["cut"], ["later"])
+    assert (first.number, second.number, second.durations["detect"]) == (1, 2, pytest.approx(1.0))
+
+
+def test_late_speech_of_an_older_generation_is_not_counted():
+    writer = Writer().start().node_dies(10.0)
+    writer.event(99.0, "WorkerCommitted", rank=0, generation=1, v=9)
+    assert only_recovery(writer, fault(8.0)).rto_s == pytest.approx(4.8)
+
+
+def test_fault_of_a_machine_with_another_clock_is_placed_by_wall_time():
+    recovery = only_recovery(Writer().start().node_dies(10.0), fault(123456.0, wall=wall(8.0)))
+    assert recovery.durations["detect"] == pytest.approx(2.0)
+
+
+def test_suspicion_that_was_taken_back_is_no_mark():
+    writer = Writer().start()
+    writer.line(5.0, "verdict", subject="node n1", state="suspect", reason="late")
+    writer.line(5.1, "verdict", subject="node n1", state="alive", reason="heard again")
+    writer.line(10.0, "verdict", subject="node n1", state="dead", reason="connection reset")
+    writer.event(10.0, "NodeCondemned", node="n1", incarnation=1, reason="connection reset")
+    writer.move(10.0, "RUNNING", "FENCING", "node n1: connection reset")
+    assert "suspected" not in marks_of(only_recovery(writer))
+
+
+def test_dead_spare_earlier_is_not_the_detection():
+    writer = Writer().start()
+    writer.line(5.0, "verdict", subject="node n3", state="dead", reason="silent")
+    writer.event(5.0, "NodeCondemned", node="n3", incarnation=1, reason="silent")
+    recovery = only_recovery(writer.node_dies(10.0), fault(8.0))
+    assert recovery.durations["detect"] == pytest.approx(2.0)
+
+
+def test_job_without_failure_has_no_recovery():
+    timeline = timeline_of(Writer().start().content)
+    assert timeline.recoveries == ()
+    assert (timeline.job_id, timeline.start_s, timeline.phase) == (4711, pytest.approx(2.0), "RUNNING")
+
+
+def test_start_that_needed_two_tries_is_no_recovery():
+    writer = Writer()
+    writer.line(1.0, "note", what="job started", job_id="local")
+    writer.move(2.0, "PLACING", "FENCING", "node n1 did not start")
+    writer.move(2.1, "FENCING", "PLACING")
+    assert timeline_of(writer.content).recoveries == ()
+
+
+def test_torn_last_line_is_a_crash_and_other_bad_lines_are_counted():
+    content = Writer().start().node_dies(10.0).content
+    first, _, rest = content.partition(b"\n")
+    journal = read_journal(first + b"\n{garbage\n" + rest + b'{"seq": 99, "mo')
+    assert (journal.is_torn, journal.unreadable) == (True, (2,))
+    assert len(build_timeline(journal).recoveries) == 1
+
+
+def test_unknown_kinds_and_fields_are_passed_over():
+    writer = Writer().start()
+    writer.line(5.0, "omen", bird="owl", event_of_day=3)
+    writer.event(5.1, "SomethingNew", rank=1)
+    writer.effect(5.2, "DoSomethingNew")
+    assert only_recovery(writer.node_dies(10.0), fault(8.0)).rto_s == pytest.approx(4.8)
+
+
+def test_empty_journal_is_no_crash():
+    timeline = timeline_of(b"")
+    assert (timeline.recoveries, timeline.start_s, timeline.phase) == ((), None, None)
