@@ -209,14 +209,15 @@ class Machine:
         lost = [slot for slot in slots if slot.state != "unplaced"]
         if not lost:
             return  # a spare without ranks: nothing to recover
+        counts = self.phase is Phase.RUNNING or any(slot.joins for slot in lost)
+        self._kill(lost, reason)
         for slot in lost:
-            self._kill([slot], reason)
             slot.state, slot.lost_because = "unplaced", reason
         if any(slot.finished for slot in self.members.slots):
             self._complete()
             return
         early = [slot.rank for slot in self.members.slots if slot.state == "gone"]
-        if early:
+        if early and self._trained:
             self._stop(f"{reason}; rank {early[0]} had left its script before the last step, so nothing can be "
                        "restored (every rank must run its step loop to the end)", EXIT_BUG)  # fmt: skip
             return
@@ -224,7 +225,7 @@ class Machine:
             self._nothing_left(reason)
             return
         if self._trained:
-            self._fence(reason, now)
+            self._fence(reason, now, counts)
         else:
             self._start_anew(reason, now)
 
@@ -247,8 +248,9 @@ class Machine:
         )
         return True
 
-    def _fence(self, reason: str, now: float) -> None:
-        if self._is_stuck(reason):
+    def _fence(self, reason: str, now: float, counts: bool = True) -> None:
+        """counts: a failure of its own; not so when more survivors of the same moment are found dead."""
+        if counts and self._is_stuck(reason):
             return
         self.generation += 1
         self.plan = None
@@ -325,7 +327,7 @@ class Machine:
         verdict = commit.decide(self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None})
         if isinstance(verdict, commit.Impossible):
             if len(verdict.ranks) == self.members.world_size:
-                self._nothing_left(verdict.reason)
+                self._nothing_left("the last state was lost")
                 return
             self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
             return

@@ -1,0 +1,151 @@
+"""Drives the machine with readable commands; used by the scenario files. Knows no timing and no randomness."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flashrec.core import effects as fx
+from flashrec.core import events as e
+from flashrec.core.limits import Limits
+from flashrec.core.machine import Machine
+from flashrec.core.types import Assignment, Raised, Report
+
+
+def snapshot(machine: Machine) -> object:
+    """Everything the machine remembers, as plain data: two machines with equal snapshots behave alike."""
+    return msgspec.to_builtins(
+        {
+            "phase": machine.phase,
+            "generation": machine.generation,
+            "nodes": list(machine.members.nodes.values()),
+            "slots": machine.members.slots,
+            "plan": machine.plan,
+            "stop": (machine.stop_reason, machine.exit_code),
+            "deadline": machine.next_deadline(),
+            "private": {k: repr(v) for k, v in vars(machine).items() if k.startswith("_") and k != "_out"},
+        }
+    )
+
+
+def _task(task: Assignment) -> str:
+    return f"{task.rank}.{task.incarnation}{'+' if task.joins else ''}"
+
+
+def show(effect: fx.AnyEffect) -> str:
+    """One effect as one line."""
+    match effect:
+        case fx.ChangePhase(before, after, generation, reason):
+            return f"{before} -> {after}  g{generation}: {reason}"
+        case fx.AnnounceFence(generation, reason):
+            return f"fence g{generation}: {reason}"
+        case fx.KillWorkers(node, workers, reason):
+            return f"kill on {node}: {' '.join(f'{r}.{i}' for r, i in workers)} ({reason})"
+        case fx.LaunchWorkers(placement, _):
+            where = [f"{node}[{' '.join(map(_task, tasks))}]" for node, tasks in placement.items()]
+            return f"launch {' '.join(where)}"
+        case fx.PublishPlan(plan):
+            sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
+            forward = " ".join(map(str, plan.roll_forward)) or "-"
+            return f"plan g{plan.generation}: resume at {plan.resume_step}, forward {forward}, restore {sources}"
+        case fx.AnnounceResume(generation):
+            return f"resume g{generation}"
+        case fx.AnnounceComplete(generation):
+            return f"complete g{generation}"
+        case fx.StopJob(reason, code):
+            return f"stop {code}: {reason.splitlines()[0]}"
+    raise AssertionError(effect)
+
+
+class Driver:
+    """One scenario. `do(line)` carries out one command and returns the effects, one line each."""
+
+    def __init__(self) -> None:
+        self.machine = Machine(Limits())
+        self.now = 0.0
+
+    def do(self, line: str) -> list[str]:
+        verb, *words = line.split()
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        events = getattr(self, f"_{verb.replace('-', '_')}")(plain, named)
+        out: list[str] = []
+        for event in events:
+            out += [show(effect) for effect in self.machine.handle(event, self.now)]
+        return out or ["-"]
+
+    def _ranks(self, plain: list[str]) -> list[int]:
+        if plain[:1] == ["all"]:
+            return [slot.rank for slot in self.machine.members.slots]
+        return [int(word) for word in plain if word.isdigit()]
+
+    def _life(self, rank: int, named: dict[str, str]) -> tuple[int, int]:
+        slots = self.machine.members.slots
+        return rank, int(named.get("life", slots[rank].incarnation if rank < len(slots) else 1))
+
+    def _gen(self, named: dict[str, str]) -> int:
+        return int(named.get("g", self.machine.generation))
+
+    def _limits(self, _plain, named):
+        changes = {k: float(v) if "_s" in k else int(v) for k, v in named.items()}
+        self.machine.limits = msgspec.structs.replace(self.machine.limits, **changes)
+        return []
+
+    def _job(self, plain, named):
+        return [e.JobStarted(tuple(plain), int(named["active"]), int(named["per_node"]))]
+
+    def _agent(self, plain, _named):
+        return [e.AgentJoined(n, self.machine.members.nodes[n].incarnation + 1) for n in plain]
+
+    def _started(self, plain, named):
+        return [e.WorkerStarted(*self._life(r, named), 1000 + r) for r in self._ranks(plain)]
+
+    def _joined(self, plain, named):
+        return [e.WorkerJoined(*self._life(r, named)) for r in self._ranks(plain)]
+
+    def _report(self, plain, named):
+        v = int(named.get("v", -1))
+        voted, passed = int(named.get("voted", v - 1)), int(named.get("passed", v - 1))
+        group = named.get("group", ",".join(str(s.rank) for s in self.machine.members.slots))
+        report = Report(v, voted, passed, "invalid" not in plain, tuple(map(int, group.split(","))))
+        return [e.WorkerReported(*self._life(r, named), self._gen(named), report) for r in self._ranks(plain)]
+
+    def _formed(self, plain, named):
+        return [e.WorkerFormed(*self._life(r, named), self._gen(named)) for r in self._ranks(plain)]
+
+    def _restored(self, plain, named):
+        g, v = self._gen(named), int(named["v"])
+        return [e.WorkerRestored(*self._life(r, named), g, v, 0) for r in self._ranks(plain)]
+
+    def _committed(self, plain, named):
+        g, v = self._gen(named), int(named["v"])
+        return [e.WorkerCommitted(*self._life(r, named), g, v) for r in self._ranks(plain)]
+
+    def _finished(self, plain, named):
+        return [e.WorkerFinished(*self._life(r, named), int(named["v"])) for r in self._ranks(plain)]
+
+    def _raised(self, plain, named):
+        said = Raised(int(named["step"]), named["what"], f"Traceback\n{named['what']}")
+        return [e.WorkerRaised(*self._life(r, named), said) for r in self._ranks(plain)]
+
+    def _exit(self, plain, named):
+        farewell = named.get("farewell", "none")
+        joined = "unjoined" not in plain
+        return [
+            e.WorkerExited(*self._life(r, named), farewell, joined, f"process ended ({farewell})")
+            for r in self._ranks(plain)
+        ]
+
+    def _condemn(self, plain, named):
+        life = int(named.get("life", self.machine.members.nodes[plain[0]].incarnation))
+        return [e.NodeCondemned(plain[0], life, " ".join(plain[1:]) or "silent for 2.0 s")]
+
+    def _launch_failed(self, plain, named):
+        workers = tuple(self._life(int(r), named) for r in plain[1:])
+        return [e.LaunchFailed(plain[0], workers, "srun: error")]
+
+    def _wait(self, plain, _named):
+        self.now += float(plain[0])
+        return [e.TimePassed()]
+
+    def _stop(self, plain, _named):
+        return [e.StopRequested(" ".join(plain), 143)]

@@ -1,0 +1,81 @@
+"""The commit decision as a table: what survivors say, where everybody resumes, who does what."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from flashrec.core.commit import Impossible, decide
+from flashrec.core.types import Plan, Report
+
+ALL = (0, 1, 2, 3)
+JOINER = Report(-1, -1, -1, False, ALL)
+
+
+def said(v: int, voted: int, passed: int, *, valid: bool = True, replicas: tuple[int, ...] = ALL) -> Report:
+    return Report(v, voted, passed, valid, replicas)
+
+
+TABLE = [
+    # what               survivors 0, 1, 2 (3 is a joiner)                              resume, forward, targets
+    ("nobody voted", [said(7, 6, 6), said(7, 6, 6), said(7, 6, 6)], (7, (), {3})),
+    ("some voted, nobody passed", [said(7, 7, 6), said(7, 6, 6), said(7, 7, 6)], (7, (), {3})),
+    ("all voted, one passed", [said(7, 7, 6), said(7, 7, 7), said(7, 7, 6)], (8, (0, 1, 2), {3})),
+    ("one has applied it", [said(7, 7, 6), said(8, 7, 7), said(7, 7, 6)], (8, (0, 2), {3})),
+    ("one is in the next step", [said(8, 7, 7), said(8, 8, 7), said(7, 7, 7)], (8, (2,), {3})),
+    ("a torn one is a target", [said(7, 7, 7, valid=False), said(7, 7, 6), said(7, 7, 6)], (7, (), {0, 3})),
+    ("one that has no gradients is a target", [said(7, 6, 6), said(8, 7, 7), said(8, 7, 7)], (8, (), {0, 3})),
+    ("one far behind is a target", [said(5, 5, 4), said(8, 7, 7), said(8, 7, 7)], (8, (), {0, 3})),
+]
+
+
+@pytest.mark.parametrize(("reports", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_table(reports: list[Report], expected: tuple[int, tuple[int, ...], set[int]]) -> None:
+    plan = decide(2, dict(enumerate([*reports, JOINER])))
+    assert isinstance(plan, Plan)
+    assert (plan.resume_step, plan.roll_forward, set(plan.sources)) == expected
+    assert set(plan.sources.values()).isdisjoint(plan.sources), "a target is no source"
+    assert plan.reason
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
+def test_the_order_of_reports_has_no_effect(row) -> None:
+    reports = [*enumerate(row[1]), (3, JOINER)]
+    plans = {repr(decide(2, dict(order))) for order in itertools.permutations(reports)}
+    assert len(plans) == 1
+
+
+def test_sources_are_spread_and_prefer_those_that_are_already_there() -> None:
+    reports = {0: said(7, 7, 6), 1: said(8, 7, 7), 2: said(8, 7, 7), 3: JOINER, 4: JOINER, 5: JOINER}
+    reports = {r: Report(x.v, x.voted, x.passed, x.valid, tuple(range(6))) for r, x in reports.items()}
+    plan = decide(2, reports)
+    assert isinstance(plan, Plan)
+    assert plan.sources == {3: 1, 4: 2, 5: 1}
+
+
+def test_a_source_holds_the_same_shard() -> None:
+    reports = {
+        0: said(8, 7, 7, replicas=(0, 2)),
+        1: said(8, 7, 7, replicas=(1, 3)),
+        2: said(8, 7, 7, replicas=(0, 2)),
+        3: Report(-1, -1, -1, False, ()),
+    }
+    plan = decide(2, reports)
+    assert isinstance(plan, Plan)
+    assert plan.sources == {3: 1}
+
+
+def test_a_shard_without_a_holder_is_named() -> None:
+    reports = {0: said(8, 7, 7, replicas=(0, 2)), 1: Report(-1, -1, -1, False, (1, 3)), 2: said(8, 7, 7, replicas=(0, 2)),
+               3: Report(-1, -1, -1, False, (1, 3))}  # fmt: skip
+    verdict = decide(2, reports)
+    assert isinstance(verdict, Impossible)
+    assert verdict.ranks == (1, 3)
+    assert "1, 3" in verdict.reason
+
+
+def test_no_valid_state_at_all() -> None:
+    verdict = decide(2, {0: JOINER, 1: JOINER})
+    assert isinstance(verdict, Impossible)
+    assert verdict.ranks == (0, 1)

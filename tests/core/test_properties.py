@@ -1,0 +1,300 @@
+"""Any order of events. A model of the workers plays the real protocol (vote, pass, optimizer step) against the machine;
+Hypothesis chooses what happens next, including deaths, torn optimizer steps, late and repeated speech.
+
+What must hold: generations only grow, and one resumes at most once; no rank has two workers that may act; stale speech
+changes nothing; whoever resumes holds exactly the state of the resume step, copied only from whole states of that
+step; no committed step is lost twice; the journal replays to the same state.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flashrec.core import effects as fx
+from flashrec.core import events as e
+from flashrec.core.limits import Limits
+from flashrec.core.machine import Machine
+from flashrec.core.types import Phase, Plan, Report
+from tests.core.driver import snapshot
+
+RANKS_PER_NODE, ACTIVE, NODES = 2, 2, ("n1", "n2", "n3", "n0")
+WORLD = RANKS_PER_NODE * ACTIVE
+
+
+@dataclass
+class Process:
+    """One worker process of the model. content: the steps whose update its state holds; torn: an update was cut."""
+
+    rank: int
+    incarnation: int
+    node: str
+    generation: int
+    joins: bool
+    content: int = 0
+    v: int = 0
+    voted: int = -1
+    passed: int = -1
+    torn: bool = False
+    mode: str = "starting"  # starting, running, in-optimizer, fenced, planned, formed, restored
+    plan: Plan | None = None
+    reported: int = 0
+    sent: list[e.AnyEvent] = field(default_factory=list)
+
+
+class RecoveryModel(RuleBasedStateMachine):
+    @initialize(trained=st.sampled_from([True, True, True, False]))
+    def start(self, trained: bool) -> None:
+        self.machine = Machine(Limits(max_without_progress=1000, max_in_place=1000))
+        self.now = 0.0
+        self.history: list[tuple[e.AnyEvent, float]] = []
+        self.said: list[e.AnyEvent] = []
+        self.live: dict[int, Process] = {}
+        self.zombies: list[Process] = []
+        self.resumed: list[int] = []
+        self.announced = 1
+        self.committed = 0  # newest step that any process, dead or alive, has applied
+        self.agents = dict.fromkeys(NODES, 1)
+        self.tell(e.JobStarted(NODES, ACTIVE, RANKS_PER_NODE))
+        for node in NODES:
+            self.tell(e.AgentJoined(node, 1))
+        if trained:
+            self.go_on_at_random(0, 100)
+            assert self.machine.phase is Phase.RUNNING
+
+    # ---- the edge -----------------------------------------------------------------------------------------------
+
+    def tell(self, event: e.AnyEvent) -> None:
+        self.history.append((event, self.now))
+        self.said.append(event)
+        for effect in self.machine.handle(event, self.now):
+            self.perform(effect)
+
+    def perform(self, effect: fx.AnyEffect) -> None:
+        match effect:
+            case fx.KillWorkers(_, workers, _):
+                for rank, incarnation in workers:
+                    process = self.live.get(rank)
+                    if process is not None and process.incarnation == incarnation:
+                        self.zombies.append(self.live.pop(rank))
+            case fx.LaunchWorkers(placement, _):
+                for node, tasks in placement.items():
+                    for task in tasks:
+                        assert task.rank not in self.live, "a rank got a second worker while its first may act"
+                        assert self.machine.members.nodes[node].alive
+                        self.live[task.rank] = Process(
+                            task.rank, task.incarnation, node, task.generation, task.joins, torn=task.joins
+                        )
+                local = [(p.node, self.machine.members.slots[p.rank].local_rank) for p in self.live.values()]
+                assert len(local) == len(set(local)), "two workers share a local rank"
+            case fx.AnnounceFence(generation, _):
+                assert generation > self.announced
+                self.announced = generation
+                for process in self.live.values():
+                    if process.mode != "in-optimizer" and process.mode != "starting":
+                        process.mode = "fenced"
+                    process.plan = None
+            case fx.PublishPlan(plan):
+                assert plan.generation == self.announced
+                for process in self.live.values():
+                    if process.reported == plan.generation:
+                        process.plan, process.mode = plan, "planned"
+            case fx.AnnounceResume(generation):
+                self.check_resume(generation)
+
+    def check_resume(self, generation: int) -> None:
+        assert generation == self.announced and generation not in self.resumed, "one generation forms once"
+        self.resumed.append(generation)
+        assert sorted(self.live) == list(range(WORLD)), "a rank is missing"
+        plan = self.machine.plan
+        step = plan.resume_step if plan else 0
+        for process in self.live.values():
+            assert not process.torn, "resumed from a torn state"
+            assert process.content == process.v == step, "resumed from another step"
+            process.mode, process.generation, process.joins = "running", generation, False
+            process.voted = process.passed = step - 1
+        assert step >= self.committed - 1, "more than one step was lost"
+
+    # ---- what workers do ----------------------------------------------------------------------------------------
+
+    @rule(seed=st.integers(0, 2**16), times=st.integers(100, 400))
+    def go_on_for_long(self, seed: int, times: int) -> None:
+        self.go_on_at_random(seed, times)
+
+    @rule(seed=st.integers(0, 2**16), times=st.integers(1, 30))
+    def go_on(self, seed: int, times: int) -> None:
+        self.go_on_at_random(seed, times)
+
+    def go_on_at_random(self, seed: int, times: int) -> None:
+        """Workers take steps of the protocol, in any interleaving."""
+        chance = random.Random(seed)
+        for _ in range(times):
+            if not self.live:
+                return
+            self.advance(self.live[chance.choice(sorted(self.live))])
+
+    def advance(self, process: Process) -> None:
+        match process.mode:
+            case "starting":
+                self.start_up(process)
+            case "running" | "in-optimizer":
+                self.train(process)
+            case "fenced":
+                self.report(process)
+            case "planned":
+                self.form(process)
+            case "formed":
+                self.restore(process)
+
+    def start_up(self, process: Process) -> None:
+        self.tell(e.WorkerStarted(process.rank, process.incarnation, 1))
+        self.tell(e.WorkerJoined(process.rank, process.incarnation))
+        if self.live.get(process.rank) is not process:
+            return
+        if process.joins:
+            process.mode = "fenced"
+        else:
+            process.mode = "restored"
+            self.tell(e.WorkerRestored(process.rank, process.incarnation, process.generation, 0, 0))
+
+    def train(self, process: Process) -> None:
+        """One stage of a step; nobody passes before everybody has voted."""
+        if process.mode == "in-optimizer":
+            process.v = process.content = process.v + 1
+            self.committed = max(self.committed, process.v)
+            process.mode = "running" if process.generation == self.announced else "fenced"
+        elif process.voted < process.v:
+            process.voted = process.v
+        elif len(self.live) == WORLD and all(
+            p.voted >= process.v and p.generation == process.generation for p in self.live.values()
+        ):
+            process.passed, process.mode = process.v, "in-optimizer"
+
+    @rule(seed=st.integers(0, 2**16))
+    def tear(self, seed: int) -> None:
+        """An optimizer step is cut (out of memory, a collective inside it)."""
+        cut = [p for p in self.live.values() if p.mode == "in-optimizer" and self.announced > p.generation]
+        if cut:
+            process = random.Random(seed).choice(cut)
+            process.torn, process.mode = True, "fenced"
+
+    def report(self, process: Process) -> None:
+        if process.reported == self.announced:
+            return
+        process.reported = self.announced
+        v = -1 if process.joins and process.torn else process.v
+        said = Report(v, process.voted, process.passed, not process.torn, tuple(range(WORLD)))
+        self.tell(e.WorkerReported(process.rank, process.incarnation, self.announced, said))
+
+    def form(self, process: Process) -> None:
+        plan = process.plan
+        assert plan is not None
+        if process.rank in plan.roll_forward:
+            assert process.voted == process.v == plan.resume_step - 1, "rolled forward without complete gradients"
+            process.v = process.content = process.v + 1
+            self.committed = max(self.committed, process.v)
+        elif not process.torn and process.rank not in plan.sources:
+            process.voted = process.passed = process.v - 1  # gradients are dropped
+        process.mode = "formed"
+        self.tell(e.WorkerFormed(process.rank, process.incarnation, plan.generation))
+
+    def restore(self, process: Process) -> None:
+        plan = process.plan
+        assert plan is not None
+        if process.rank in plan.sources:
+            source = self.live.get(plan.sources[process.rank])
+            if source is None or source.mode not in ("formed", "restored"):
+                return
+            assert not source.torn and source.content == plan.resume_step, "copied from a torn or older state"
+            process.content = process.v = source.content
+            process.torn, process.voted, process.passed = False, source.v - 1, source.v - 1
+        process.mode = "restored"
+        self.tell(e.WorkerRestored(process.rank, process.incarnation, plan.generation, process.v, 0))
+
+    # ---- what goes wrong ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.machine.phase is not Phase.STOPPED)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        if len([p for p in self.live.values() if not p.torn and p.mode != "starting"]) < 2:
+            return
+        rank = data.draw(st.sampled_from(sorted(self.live)))
+        process = self.live.pop(rank)
+        self.zombies.append(process)
+        self.tell(e.WorkerExited(rank, process.incarnation, "none", True, "killed"))
+
+    @precondition(lambda self: self.machine.phase is not Phase.STOPPED)
+    @rule(data=st.data(), back=st.booleans())
+    def lose_node(self, data: st.DataObject, back: bool) -> None:
+        alive = sorted(n.name for n in self.machine.members.nodes.values() if n.alive)
+        if len(alive) < 3:
+            return
+        node = data.draw(st.sampled_from(alive))
+        for process in [p for p in self.live.values() if p.node == node]:
+            self.zombies.append(self.live.pop(process.rank))
+        self.tell(e.NodeCondemned(node, self.agents[node], "silent"))
+        if back:
+            self.agents[node] += 1
+            self.tell(e.AgentJoined(node, self.agents[node]))
+
+    @rule(data=st.data())
+    def return_nodes(self, data: st.DataObject) -> None:
+        for node in self.machine.members.nodes.values():
+            if not node.alive and data.draw(st.booleans()):
+                self.agents[node.name] += 1
+                self.tell(e.AgentJoined(node.name, self.agents[node.name]))
+
+    @rule(data=st.data())
+    def repeat_old_speech(self, data: st.DataObject) -> None:
+        """A zombie or the network says something again: of an older generation or a former life, it has no effect."""
+        old = [event for event in self.said if self.is_old(event)]
+        if not old:
+            return
+        event = data.draw(st.sampled_from(old[-20:]))
+        before = snapshot(self.machine)
+        assert self.machine.handle(event, self.now) == []
+        assert snapshot(self.machine) == before
+
+    def is_old(self, event: e.AnyEvent) -> bool:
+        if isinstance(event, e.NodeCondemned):
+            return event.incarnation < self.agents[event.node]
+        rank = getattr(event, "rank", None)
+        if rank is None:
+            return False
+        process = self.live.get(rank)
+        if process is None or process.incarnation != event.incarnation:
+            return True
+        return getattr(event, "generation", self.announced) < self.announced
+
+    @rule(seconds=st.sampled_from([0.1, 5.0, 31.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if seconds < 31.0:
+            self.tell(e.TimePassed())
+
+    # ---- always -------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def generation_is_the_announced_one(self) -> None:
+        assert self.machine.generation == self.announced
+
+    @invariant()
+    def a_running_job_is_whole(self) -> None:
+        if self.machine.phase is Phase.RUNNING:
+            assert sorted(self.live) == list(range(WORLD))
+
+    def teardown(self) -> None:
+        again = Machine(self.machine.limits)
+        for event, now in self.history:
+            again.handle(event, now)
+        assert snapshot(again) == snapshot(self.machine)
+
+
+RecoveryModel.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestRecovery = RecoveryModel.TestCase
