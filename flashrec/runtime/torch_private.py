@@ -98,13 +98,15 @@ def _fake_class() -> Any:
 def _can_replace(release: Callable[[int], None] | None) -> bool:
     group = dist.ProcessGroup(_c10d.HashStore(), 0, 1)
     cpu = torch.device("cpu")
-    first, second = fake_backend(0, 1), fake_backend(0, 1)
-    group._register_backend(cpu, dist.ProcessGroup.BackendType.CUSTOM, first)
+    group._register_backend(cpu, dist.ProcessGroup.BackendType.CUSTOM, fake_backend(0, 1))
+    replacer, backend = Replacer(release), None
     try:
-        Replacer(release).replace(group, {cpu: (dist.ProcessGroup.BackendType.CUSTOM, second)}, "self-test", "")
+        for _ in range(2):  # the first takes the place of a shadow, the second that of a true backend
+            backend = fake_backend(0, 1)
+            replacer.replace(group, {cpu: (dist.ProcessGroup.BackendType.GLOO, backend)}, "self-test", "")
     except (RuntimeError, ValueError):
         return False
-    return group._get_backend(cpu) is second
+    return group._get_backend(cpu) is backend
 
 
 # ---- groups -----------------------------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ class Replacer:
     def __init__(self, release: Callable[[int], None] | None) -> None:
         self._release = release
         self._next_key = _FIRST_FRESH_KEY
+        self._has_true_type: set[tuple[str, Any]] = set()  # groups whose true type is taken by an older backend
 
     @classmethod
     def best(cls, can_release: bool) -> Replacer:
@@ -147,20 +150,27 @@ class Replacer:
             group._set_default_backend(default_type(kind for kind, _ in new.values()))
         else:
             keys: dict[int, Any] = {}
-            for device, (_, backend) in new.items():
+            for device, (kind, backend) in new.items():
                 if id(backend) not in keys:
-                    if self._next_key > _LAST_FRESH_KEY:
-                        raise RuntimeError("this process has used up its backend replacements; it must be restarted")
-                    keys[id(backend)] = dist.ProcessGroup.BackendType(self._next_key)
-                    self._next_key += 1
+                    keys[id(backend)] = self._fresh_key(name, kind)
                 group._register_backend(device, keys[id(backend)], backend)
-            group._set_default_backend(next(iter(keys.values())))
+            # The default stays a type that torch can name; it is asked for its name only, work goes by device.
+            group._set_default_backend(default_type(kind for kind, _ in new.values()))
         group._set_group_name(c10d.GroupName(name))  # the name lives in the backend; functional collectives look it up
         group._set_group_desc(desc)
         for device, (_, backend) in new.items():
             if group._get_backend(device) is not backend:
                 raise RuntimeError(f"the backend of group {name} for {device} was not replaced")
         return old
+
+    def _fresh_key(self, name: str, kind: Any) -> Any:
+        if (name, kind) not in self._has_true_type:
+            self._has_true_type.add((name, kind))
+            return kind
+        if self._next_key > _LAST_FRESH_KEY:
+            raise RuntimeError("this process has used up its backend replacements; it must be restarted")
+        self._next_key += 1
+        return dist.ProcessGroup.BackendType(self._next_key - 1)
 
 
 def default_type(kinds: Any) -> Any:

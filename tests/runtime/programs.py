@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,10 +19,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import flashrec
-from flashrec.runtime import api
+from flashrec.runtime import api, gloo, torch_private
 from flashrec.runtime.limits import Limits
 from tests.runtime.support import die
 
+torch.use_deterministic_algorithms(True)  # here, because its imports take a second and the fork server has them then
 WIDTH = 24
 LIMITS = Limits(connect_timeout_s=10, fence_timeout_s=15, plan_timeout_s=40, resume_timeout_s=40, transfer_timeout_s=20)
 
@@ -49,9 +51,12 @@ class Faults:
 
     def __init__(self, wanted: list[tuple[int, int, int, str]]) -> None:
         rank, life = int(os.environ.get("RANK", "0")), int(os.environ.get("FLASHREC_INCARNATION", "0"))
-        self._mine = {(step, place) for r, l, step, place in wanted if (r, l) == (rank, life)}
+        self._mine = {(step, place) for r, n, step, place in wanted if (r, n) == (rank, life)}
 
     def visit(self, step: int, place: str) -> None:
+        if (step, f"stop-{place}") in self._mine:
+            print(f"fault t={time.monotonic():.6f} at {step} {place}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
         if (step, place) in self._mine:
             if place == "raise":
                 raise ValueError(f"bug at step {step}")
@@ -63,10 +68,48 @@ def start(limits: Limits = LIMITS) -> int:
     """What every program begins with. Returns the rank."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s", force=True)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     flashrec.init(limits)
     dist.init_process_group("gloo")
     return dist.get_rank()
+
+
+def wait_before_steps(out: str) -> None:
+    """Form groups, then never get to the first step."""
+    start()
+    print("formed", file=sys.stderr, flush=True)
+    dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % dist.get_world_size())
+
+
+def blind(out: str) -> None:
+    """gloo's addresses are not recognised."""
+    gloo.parse_address = lambda blob: None
+    start()
+
+
+def late_group(out: str) -> None:
+    """Collectives on the groups of a DeviceMesh, object and functional ones too, before and after a fence."""
+    rank = start()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = flashrec.Session(model, optimizer)
+    found = []
+    for step in session.steps(40):
+        with step:
+            value = torch.full((4,), float(rank))
+            dist.all_reduce(value, group=mesh["a"].get_group())
+            gathered = torch.zeros(8)
+            dist.all_gather_into_tensor(gathered, value, group=mesh["b"].get_group())
+            objects = [None] * 4
+            dist.all_gather_object(objects, rank)
+            functional = torch.distributed._functional_collectives.all_reduce(value, "sum", mesh["b"])
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step.is_done:
+            found.append([gathered.tolist(), objects, functional.tolist()])
+        time.sleep(0.005)
+    Path(out).write_text(json.dumps({"same": all(item == found[0] for item in found), "first": found[0]}))
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, *, with_buffers: bool = True) -> str:
@@ -93,12 +136,22 @@ def train(
     limits: dict[str, float] | None = None,
     bucket_cap_mb: float = 0.04,
     zero_first: bool = False,
+    plain: bool = False,
+    torn: tuple[int, int] | None = None,
+    fresh_keys: bool = False,
+    seed: int | None = 0,
 ) -> None:
     """Train, write losses and digests.
 
     lose_vote: (rank, step) that does not learn the result of its vote before the fence is there. late_reduce: a
     collective after the optimizer, 'before-scheduler' or 'after-scheduler'.
     """
+    if plain:
+        for name in [name for name in os.environ if name.startswith("FLASHREC_")]:
+            del os.environ[name]
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    if fresh_keys:
+        torch_private._find_release = lambda: None
     rank = start(Limits(**(LIMITS.__dict__ | (limits or {}))))
     hit = Faults(list(faults))
     hit.visit(-1, "init")
@@ -110,13 +163,15 @@ def train(
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=use_scaler)
     world = dist.group.WORLD
-    session = flashrec.Session(model, optimizer, state={"scheduler": scheduler, "scaler": scaler})
+    session = flashrec.Session(model, optimizer, state={"scheduler": scheduler, "scaler": scaler}, seed=seed)
     where = [0]
     for number, param in enumerate(net.parameters()):
         if number == 4:
             param.register_post_accumulate_grad_hook(lambda _: hit.visit(where[0], "backward"))
     if lose_vote and lose_vote[0] == rank:
         _lose_vote(lose_vote[1])
+    if torn and torn[0] == rank:
+        optimizer.register_step_pre_hook(lambda *_: _tear(net, where[0], torn[1]))
     hit.visit(-1, "join")
     losses: dict[int, list[str]] = {}
     redone = 0
@@ -168,6 +223,15 @@ def train(
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
     Path(out).write_text(json.dumps(result))
+
+
+def _tear(net: nn.Module, step: int, wanted: int) -> None:
+    """An optimizer that communicates (ZeRO) is cut half way; only the first life is hit."""
+    if step == wanted and os.environ.get("FLASHREC_INCARNATION") == "1":
+        with torch.no_grad():
+            next(net.parameters()).add_(1.0)
+        assert api._Process.worker.board.wait_fence(api._Process.worker.progress.generation, 30)
+        raise RuntimeError("gloo: closed by peer (test)")
 
 
 def _lose_vote(step: int) -> None:

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,17 @@ from flashrec.wire.frames import FrameReader, encode, frame, to_agent_from_worke
 
 TIMEOUT_S = 60.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.runtime.programs"])
+
+
+def _start_fork_server() -> None:
+    """Python 3.11's fork server does not take over sys.path, so what it shall load must be found without it."""
+    kept = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    _context.set_forkserver_preload(["tests.runtime.programs"])
+    forkserver.ensure_running()
+    os.environ.pop("PYTHONPATH")
+    if kept is not None:
+        os.environ["PYTHONPATH"] = kept
 
 
 class Cluster:
@@ -79,6 +90,7 @@ class Cluster:
         self.incarnation[rank] += 1
         log = self.path / f"rank{rank}.{self.incarnation[rank]}.log"
         config |= {"out": str(self.path / f"rank{rank}.json")}
+        _start_fork_server()
         process = _context.Process(
             target=_child, args=(program, self.environment(rank, joins), str(log), config), daemon=True
         )
@@ -122,7 +134,9 @@ class Cluster:
         """Fields of all time-line marks of this kind, of all ranks."""
         lines = [line for rank in range(self.world_size) for line in self.log(rank).splitlines()]
         return [
-            dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines if f"mark {what} " in line
+            dict(word.split("=", 1) for word in line.split() if "=" in word)
+            for line in lines
+            if f"mark {what} " in line
         ]
 
     def close(self) -> None:
@@ -151,7 +165,9 @@ class Cluster:
         for rank in list(self._links):
             self.send(rank, message)
 
-    def await_message(self, kind: type, rank: int | None = None, timeout_s: float = TIMEOUT_S, count: int = 1, **fields: Any):
+    def await_message(
+        self, kind: type, rank: int | None = None, timeout_s: float = TIMEOUT_S, count: int = 1, **fields: Any
+    ):
         """The first messages of this kind, rank and these field values; fails after timeout_s."""
 
         def matching() -> list[Any]:
