@@ -36,6 +36,10 @@ def test_memory_never_keeps_an_overlapping_step_waiting() -> None:
     assert "RealMemory=1000" in lines_of(spec, "NodeName=")[0], "or --mem is refused"
 
 
+def test_jobs_get_whole_nodes() -> None:
+    assert " OverSubscribe=EXCLUSIVE " in lines_of(ClusterSpec(), "PartitionName=main")[0]
+
+
 def test_nothing_of_a_slurm_the_machine_runs_is_used() -> None:
     text = render_slurm_conf(ClusterSpec(), LAYOUT, memory_mib=1000)
     assert "/etc/slurm" not in text and "/var" not in text and "/run" not in text
