@@ -4,10 +4,11 @@ A node of the dev cluster *is* this process: the kernel kills everything in a PI
 mount, UTS and IPC namespaces live as long as a process is in them. So nothing is mounted on the machine, nothing has a
 name there, and SIGKILL to this one process is the end of the node.
 
-Run as a program (`python -I -S nodeinit.py STATION RECORD HOSTS`) by `station.boot`, standard library only, importing
-nothing of ours. Protocol: it makes the namespaces, forks PID 1, which writes RECORD and then the word `ready` to
-standard output, and waits for the word `go` on standard input. End of file instead means that `up` died half-way: it
-exits, and so leaves nothing behind that nobody knows of.
+Run as a program (`python -I -S nodeinit.py STATION HOSTS`) by `station.boot_all`, standard library only, importing
+nothing of ours. Protocol: it makes the namespaces, forks PID 1, which says who it is in one line of JSON on standard
+output, and waits for the word `go` on standard input. The other end writes that down before it says `go`. End of file
+instead means that it died half-way: the init exits, so there never is one that nobody knows of. It writes no file
+itself: by then the folder may belong to the next `up`.
 """
 
 import ctypes
@@ -65,17 +66,14 @@ def _reap_forever() -> None:
         signal.sigwait({signal.SIGCHLD})
 
 
-def main(station: str, record: str, hosts: str) -> None:
+def main(station: str, hosts: str) -> None:
     namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWPID
     _check("cannot create namespaces", _libc.unshare(namespaces))
     if os.fork() != 0:
         os._exit(0)  # PID 1 now belongs to the machine's init, not to whoever called
     identity = _identity()
     _furnish(station, hosts)
-    with open(f"{record}.new", "w", encoding="utf-8") as out:
-        json.dump(identity, out)
-    os.replace(f"{record}.new", record)
-    print("ready", flush=True)
+    print(json.dumps(identity), flush=True)
     if sys.stdin.readline() != "go\n":
         sys.exit(1)
     null = os.open(os.devnull, os.O_RDWR)

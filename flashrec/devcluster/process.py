@@ -17,7 +17,7 @@ from flashrec.devcluster.errors import NotReadyError
 
 
 class InitRecord(msgspec.Struct, frozen=True):
-    """The init of a station as `nodeinit` wrote it. `start_time` in clock ticks since the machine booted."""
+    """The init of a station as `nodeinit` told it. `start_time` in clock ticks since the machine booted."""
 
     pid: int
     start_time: int

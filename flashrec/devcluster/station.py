@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from flashrec.devcluster import nodeinit, process
 from flashrec.devcluster.errors import DevClusterError
 from flashrec.devcluster.process import InitRecord, load_init_record
@@ -33,6 +35,11 @@ class Station:
     def init(self) -> InitRecord | None:
         """The init as recorded, alive or not."""
         return load_init_record(self._record_path)
+
+    def write_record(self, record: InitRecord) -> None:
+        draft = self._record_path.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.replace(self._record_path)
 
     @property
     def is_alive(self) -> bool:
@@ -115,7 +122,7 @@ def boot_all(stations: Sequence[Station]) -> None:
     try:
         for station in stations:
             argv = [sys.executable, "-I", "-S", nodeinit.__file__]
-            argv += [station.name, str(station.layout.init_record(station.name)), str(station.layout.hosts)]
+            argv += [station.name, str(station.layout.hosts)]
             launcher = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
@@ -127,7 +134,7 @@ def boot_all(stations: Sequence[Station]) -> None:
             launched.append((station, launcher))
         deadline = time.monotonic() + _BOOT_TIMEOUT_S
         for station, launcher in launched:
-            _await_ready(station, launcher, deadline)
+            station.write_record(_await_identity(station, launcher, deadline))
         for _, launcher in launched:
             assert launcher.stdin is not None
             launcher.stdin.write("go\n")
@@ -140,12 +147,14 @@ def boot_all(stations: Sequence[Station]) -> None:
             launcher.wait()
 
 
-def _await_ready(station: Station, launcher: subprocess.Popen[str], deadline: float) -> None:
+def _await_identity(station: Station, launcher: subprocess.Popen[str], deadline: float) -> InitRecord:
     assert launcher.stdout is not None and launcher.stderr is not None
     if not select.select([launcher.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
         raise DevClusterError(f"{station.name}: did not boot within {_BOOT_TIMEOUT_S:g} s")
-    if launcher.stdout.readline() != "ready\n":
+    line = launcher.stdout.readline()
+    if not line:
         raise DevClusterError(f"{station.name}: did not boot: {launcher.stderr.read().strip()}")
+    return msgspec.json.decode(line, type=InitRecord)
 
 
 def _comm(pid: int) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import DevClusterError
-from tests.support.cluster import dev_cluster, shared_folder, wait_for
+from tests.support.cluster import dev_cluster, is_gone, shared_folder, wait_for
 
 pytestmark = pytest.mark.devcluster
 
@@ -84,13 +84,6 @@ def watch(cluster: DevCluster) -> Iterator[Watch]:
     watch = Watch(cluster, server="n1", client="n0")
     yield watch
     watch.close()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def commands(cluster: DevCluster, node: str) -> list[str]:

@@ -67,3 +67,11 @@ def wait_for(is_done: Callable[[], bool], what: str, timeout_s: float = 20.0) ->
     """Wait for something outside our control; returns time.monotonic() when it was so."""
     wait_until(is_done, timeout_s=timeout_s, what=what)
     return time.monotonic()
+
+
+def is_gone(pid: int) -> bool:
+    """Ended; a zombie that the machine's init has not reaped yet is gone as well."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
