@@ -200,7 +200,7 @@ def main() -> None:
     print(f"final digest of rank {rank}: {digest}", flush=True)
     if options.out:
         final = options.out / f"final-{rank}.json"
-        record = {"rank": rank, "steps": options.steps, "digest": digest}
+        record = {"rank": rank, "steps": options.steps, "digest": digest, "job_id": os.environ.get("SLURM_JOB_ID")}
         final.with_suffix(".tmp").write_text(json.dumps(record) + "\n")
         final.with_suffix(".tmp").replace(final)
     dist.destroy_process_group()

@@ -1,0 +1,194 @@
+"""The main job, for real: a Slurm job loses a node and goes on.
+
+Starts a Slurm cluster on this machine (4 active nodes and 1 spare, 2 ranks a node), submits the template twice: once
+undisturbed, once with the power of a node cut while a rank on it is blocked in a collective. Shows the job's output
+live, prints the report of the recovery, and compares both runs bit by bit. Exit code 0 only if the job recovered, in
+the same allocation, with the loss of every step and the final parameters identical.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from flashrec.devcluster.cluster import DevCluster
+from flashrec.devcluster.errors import DevClusterError
+from flashrec.devcluster.spec import ClusterSpec
+from flashrec.testing import Fault, FaultDirectory, FaultPlan
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN, COMPARE = ROOT / "examples/gpt/train.py", ROOT / "examples/gpt/compare.py"
+TEMPLATE = ROOT / "sbatch_templates/ddp.sbatch"
+NUM_NODES, RANKS_PER_NODE = 5, 2
+FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class Job:
+    """One submitted job; `follow` copies its output as it grows."""
+
+    def __init__(self, cluster: DevCluster, folder: Path, python_args: list[str]) -> None:
+        self.cluster, self.folder = cluster, folder
+        folder.mkdir(parents=True)
+        bin_dir = str(Path(sys.executable).parent)
+        done = cluster.run(
+            ["sbatch", "--parsable", "--output=slurm-%j.out", str(TEMPLATE), *python_args],
+            cwd=folder,
+            env={"PATH": f"{bin_dir}:{os.environ['PATH']}"},
+        )
+        self.id = int(done.stdout.split(";")[0])
+        self.output = folder / f"slurm-{self.id}.out"
+        self._shown = 0
+
+    @property
+    def job_dir(self) -> Path:
+        return self.folder / f"flashrec-{self.id}"
+
+    def show_new_output(self) -> None:
+        """Print what the job has written since the last call, each line with a bar in front."""
+        if not self.output.exists():
+            return
+        with self.output.open() as file:
+            file.seek(self._shown)
+            text = file.read()
+            self._shown = file.tell()
+        for line in text.splitlines():
+            print(f"  | {line}", flush=True)
+
+    def state(self) -> str:
+        done = self.cluster.run(["scontrol", "--oneliner", "show", "job", str(self.id)], check=False)
+        found = [word for word in done.stdout.split() if word.startswith("JobState=")]
+        return found[0].partition("=")[2] if found else "UNKNOWN"
+
+    def wait(self, timeout_s: float) -> str:
+        """Follow the output until the job is over; return its final state."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.state()) not in FINAL_STATES:
+            if time.monotonic() > deadline:
+                raise DemoError(f"job {self.id} is still {state} after {timeout_s:g} s; see {self.folder}")
+            self.show_new_output()
+            time.sleep(0.2)
+        self.show_new_output()
+        return state
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--node", type=int, default=1, help="k-th node of the allocation loses power (default 1: rank 0)"
+    )
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (default 60)")
+    parser.add_argument("--at-step", type=int, default=25, help="the power goes in this step (default 25)")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
+    options = parser.parse_args()
+    if not 1 <= options.node < NUM_NODES:
+        parser.error(
+            f"NODE={options.node}: choose an active node, 1 to {NUM_NODES - 1}. Node 0 is the batch host: the manager "
+            "runs there, and in this version the job does not outlive it"
+        )
+    work = ROOT / ".demo"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        cluster = DevCluster.up(ClusterSpec(name="demo", num_nodes=NUM_NODES), progress=_step)
+    except DevClusterError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    try:
+        return demo(cluster, work, options.node, options.steps, options.at_step)
+    except (DemoError, DevClusterError, TimeoutError, RuntimeError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if not options.keep:
+            cluster.down()
+            _step("cluster is down, nothing is left behind")
+
+
+def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -> int:
+    """Both jobs, the power cut, the report and the comparison. Returns the exit code."""
+    _step(f"job 1 of 2: {steps} steps undisturbed, for comparison")
+    calm_out, hit_out = work / "undisturbed", work / "hit"
+    calm = Job(cluster, work / "job-undisturbed", [str(TRAIN), "--steps", str(steps), "--out", str(calm_out)])
+    state = calm.wait(600)
+    if state != "COMPLETED":
+        raise DemoError(f"the undisturbed job ended as {state}")
+
+    victim = f"n{node}"
+    rank = (node - 1) * RANKS_PER_NODE
+    holder = (rank + RANKS_PER_NODE) % ((NUM_NODES - 1) * RANKS_PER_NODE)
+    faults = FaultDirectory(work / "faults")
+    fault = Fault("power-cut", rank, "in-collective", "request", step=at_step, holder=holder)
+    plan = faults.write_plan(FaultPlan(str(faults.path), (fault,)))
+    _step(f"job 2 of 2: the same, and node {victim} (rank {rank}) loses power in step {at_step}")
+    inject = ["-m", "flashrec.testing.inject", str(plan), "--"]
+    hit = Job(cluster, work / "job-hit", [*inject, str(TRAIN), "--steps", str(steps), "--out", str(hit_out)])
+    while not (faults.path / "power-cut.armed").exists():
+        hit.show_new_output()
+        if hit.state() in FINAL_STATES:
+            raise DemoError(f"job {hit.id} ended before the fault; see {hit.folder}")
+        time.sleep(0.1)
+    armed = faults.await_armed("power-cut", 1)
+    if armed.node != victim:
+        raise DemoError(f"rank {rank} is on {armed.node}, not on {victim}")
+    cut_at = cluster.cut_power(victim)
+    faults.mark_fired("power-cut", cut_at)
+    _step(f"power of {victim} is cut: rank {rank} was blocked in an all-reduce of step {at_step}")
+    state = hit.wait(600)
+    hit.show_new_output()
+    _step(f"job {hit.id} is {state}")
+    shutil.copy(faults.path / "faults.jsonl", hit.job_dir / "faults.jsonl")
+    return conclude(hit, state, calm_out, hit_out)
+
+
+def conclude(hit: Job, state: str, calm_out: Path, hit_out: Path) -> int:
+    """Report, comparison, and the line that says it all."""
+    flashrec = [sys.executable, "-m", "flashrec.cli.main"]
+    subprocess.run([*flashrec, "report", str(hit.job_dir), "--html", str(hit.job_dir / "report.html")], check=False)
+    print(flush=True)
+    subprocess.run([*flashrec, "report", str(hit.job_dir)], check=False)
+    done = subprocess.run(
+        [*flashrec, "report", str(hit.job_dir), "--json"], capture_output=True, text=True, check=False
+    )
+    identical = subprocess.run([sys.executable, str(COMPARE), str(calm_out), str(hit_out)], check=False).returncode == 0
+    recoveries = json.loads(done.stdout)["recoveries"] if done.returncode == 0 else []
+    one = recoveries[0] if len(recoveries) == 1 else {}
+    phases = one.get("durations", {})
+    recovered = state == "COMPLETED" and bool(one)
+    finals = [json.loads(path.read_text()) for path in hit_out.glob("final-*.json")]
+    same_job = bool(finals) and {final["job_id"] for final in finals} == {str(hit.id)}
+    redone = one.get("steps_redone")
+    figures = " ".join(
+        f"{name}_s={_figure(phases.get(name))}" for name in ("detect", "fence", "launch", "form", "restore")
+    )
+    print(
+        f"demo: recovered={_yes(recovered)} identical={_yes(identical)} same_job={_yes(same_job)} "
+        f"steps_redone={redone if redone is not None else 'unknown'} rto_s={_figure(one.get('rto_s'))} {figures}",
+        flush=True,
+    )
+    return 0 if recovered and identical and same_job and redone in (0, 1) else 1
+
+
+def _step(text: str) -> None:
+    print(f"demo: {text}", flush=True)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
