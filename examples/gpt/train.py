@@ -139,20 +139,8 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    options = parse_options()
-    if "RANK" not in os.environ:  # neither torchrun nor flashrec run: a world of one
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    torch.use_deterministic_algorithms(True)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS needs for it
-    torch.set_num_threads(options.threads)  # several ranks share the cores of a node
-    if cuda:
-        torch.cuda.set_device(device)
-
-    flashrec.init()  # flashrec
-    dist.init_process_group("nccl" if cuda else "gloo")
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """All steps of this rank, then its digest. The model is freed on return, before the groups it uses."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(options.seed)
@@ -160,7 +148,7 @@ def main() -> None:
     model = GPT(options.dim, options.layers, options.heads, options.context, options.dropout).to(device)
     model = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    session = flashrec.Session(model, optimizer)  # flashrec
+    session = flashrec.Session(model, optimizer, seed=options.seed)  # flashrec
 
     losses = None
     if options.out:
@@ -203,6 +191,23 @@ def main() -> None:
         record = {"rank": rank, "steps": options.steps, "digest": digest, "job_id": os.environ.get("SLURM_JOB_ID")}
         final.with_suffix(".tmp").write_text(json.dumps(record) + "\n")
         final.with_suffix(".tmp").replace(final)
+
+
+def main() -> None:
+    options = parse_options()
+    if "RANK" not in os.environ:  # neither torchrun nor flashrec run: a world of one
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS needs for it
+    torch.set_num_threads(options.threads)  # several ranks share the cores of a node
+    if cuda:
+        torch.cuda.set_device(device)
+
+    flashrec.init()  # flashrec
+    dist.init_process_group("nccl" if cuda else "gloo")
+    train(options, device)
     dist.destroy_process_group()
 
 
