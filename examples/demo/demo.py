@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,64 +20,27 @@ from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import DevClusterError
 from flashrec.devcluster.spec import ClusterSpec
 from flashrec.testing import Fault, FaultDirectory, FaultPlan
+from flashrec.testing.jobs import FINAL_STATES, SubmittedJob, path_with
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN, COMPARE = ROOT / "examples/gpt/train.py", ROOT / "examples/gpt/compare.py"
 TEMPLATE = ROOT / "sbatch_templates/ddp.sbatch"
 NUM_NODES, RANKS_PER_NODE = 5, 2
-FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
 
 
 class DemoError(Exception):
     """The demo cannot go on; the message says why."""
 
 
-class Job:
-    """One submitted job; `follow` copies its output as it grows."""
+def submit(cluster: DevCluster, folder: Path, python_args: list[str]) -> SubmittedJob:
+    """Submit the template, with `python` being the one that runs this demo."""
+    path = path_with(Path(sys.executable).parent)
+    return SubmittedJob(cluster.run, folder, [str(TEMPLATE), *python_args], {"PATH": path})
 
-    def __init__(self, cluster: DevCluster, folder: Path, python_args: list[str]) -> None:
-        self.cluster, self.folder = cluster, folder
-        folder.mkdir(parents=True)
-        bin_dir = str(Path(sys.executable).parent)
-        done = cluster.run(
-            ["sbatch", "--parsable", "--output=slurm-%j.out", str(TEMPLATE), *python_args],
-            cwd=folder,
-            env={"PATH": f"{bin_dir}:{os.environ['PATH']}"},
-        )
-        self.id = int(done.stdout.split(";")[0])
-        self.output = folder / f"slurm-{self.id}.out"
-        self._shown = 0
 
-    @property
-    def job_dir(self) -> Path:
-        return self.folder / f"flashrec-{self.id}"
-
-    def show_new_output(self) -> None:
-        """Print what the job has written since the last call, each line with a bar in front."""
-        if not self.output.exists():
-            return
-        with self.output.open() as file:
-            file.seek(self._shown)
-            text = file.read()
-            self._shown = file.tell()
-        for line in text.splitlines():
-            print(f"  | {line}", flush=True)
-
-    def state(self) -> str:
-        done = self.cluster.run(["scontrol", "--oneliner", "show", "job", str(self.id)], check=False)
-        found = [word for word in done.stdout.split() if word.startswith("JobState=")]
-        return found[0].partition("=")[2] if found else "UNKNOWN"
-
-    def wait(self, timeout_s: float) -> str:
-        """Follow the output until the job is over; return its final state."""
-        deadline = time.monotonic() + timeout_s
-        while (state := self.state()) not in FINAL_STATES:
-            if time.monotonic() > deadline:
-                raise DemoError(f"job {self.id} is still {state} after {timeout_s:g} s; see {self.folder}")
-            self.show_new_output()
-            time.sleep(0.2)
-        self.show_new_output()
-        return state
+def show(line: str) -> None:
+    """One line of the job's output."""
+    print(f"  | {line}", flush=True)
 
 
 def main() -> int:
@@ -118,10 +80,10 @@ def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -
     """Both jobs, the power cut, the report and the comparison. Returns the exit code."""
     _step(f"job 1 of 2: {steps} steps undisturbed, for comparison")
     calm_out, hit_out = work / "undisturbed", work / "hit"
-    calm = Job(cluster, work / "job-undisturbed", [str(TRAIN), "--steps", str(steps), "--out", str(calm_out)])
-    state = calm.wait(600)
-    if state != "COMPLETED":
-        raise DemoError(f"the undisturbed job ended as {state}")
+    calm = submit(cluster, work / "job-undisturbed", [str(TRAIN), "--steps", str(steps), "--out", str(calm_out)])
+    calm.wait(600, show)
+    if calm.exit_code() != 0:
+        raise DemoError(f"the undisturbed job ended with exit code {calm.exit_code()}")
 
     victim = f"n{node}"
     rank = (node - 1) * RANKS_PER_NODE
@@ -131,9 +93,10 @@ def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -
     plan = faults.write_plan(FaultPlan(str(faults.path), (fault,)))
     _step(f"job 2 of 2: the same, and node {victim} (rank {rank}) loses power in step {at_step}")
     inject = ["-m", "flashrec.testing.inject", str(plan), "--"]
-    hit = Job(cluster, work / "job-hit", [*inject, str(TRAIN), "--steps", str(steps), "--out", str(hit_out)])
+    hit = submit(cluster, work / "job-hit", [*inject, str(TRAIN), "--steps", str(steps), "--out", str(hit_out)])
     while not (faults.path / "power-cut.armed").exists():
-        hit.show_new_output()
+        for line in hit.new_output():
+            show(line)
         if hit.state() in FINAL_STATES:
             raise DemoError(f"job {hit.id} ended before the fault; see {hit.folder}")
         time.sleep(0.1)
@@ -143,14 +106,13 @@ def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -
     cut_at = cluster.cut_power(victim)
     faults.mark_fired("power-cut", cut_at)
     _step(f"power of {victim} is cut: rank {rank} was blocked in an all-reduce of step {at_step}")
-    state = hit.wait(600)
-    hit.show_new_output()
-    _step(f"job {hit.id} is {state}")
+    hit.wait(600, show)
+    _step(f"job {hit.id} ended with exit code {hit.exit_code()}")
     shutil.copy(faults.path / "faults.jsonl", hit.job_dir / "faults.jsonl")
-    return conclude(hit, state, calm_out, hit_out)
+    return conclude(hit, calm_out, hit_out)
 
 
-def conclude(hit: Job, state: str, calm_out: Path, hit_out: Path) -> int:
+def conclude(hit: SubmittedJob, calm_out: Path, hit_out: Path) -> int:
     """Report, comparison, and the line that says it all."""
     flashrec = [sys.executable, "-m", "flashrec.cli.main"]
     subprocess.run([*flashrec, "report", str(hit.job_dir), "--html", str(hit.job_dir / "report.html")], check=False)
@@ -163,7 +125,7 @@ def conclude(hit: Job, state: str, calm_out: Path, hit_out: Path) -> int:
     recoveries = json.loads(done.stdout)["recoveries"] if done.returncode == 0 else []
     one = recoveries[0] if len(recoveries) == 1 else {}
     phases = one.get("durations", {})
-    recovered = state == "COMPLETED" and bool(one)
+    recovered = hit.exit_code() == 0 and bool(one)
     finals = [json.loads(path.read_text()) for path in hit_out.glob("final-*.json")]
     same_job = bool(finals) and {final["job_id"] for final in finals} == {str(hit.id)}
     redone = one.get("steps_redone")

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from flashrec.manager.steps import Launcher, Step
+from flashrec.manager.steps import Launcher, Step, end_steps
 from flashrec.slurm.client import SlurmClient, SlurmError
 
 if TYPE_CHECKING:
@@ -109,14 +109,6 @@ class AgentKeeper:
             self._manager.slurm_said(node, words)
 
     async def stop(self, timeout_s: float) -> None:
-        """Agents end on our Stop; what has not ended then is ended through srun, and then by force."""
+        """Agents end on our Stop; those on lost nodes cannot, and srun waits for them."""
         waits = [asyncio.create_task(step.wait()) for step in self._steps if step.is_running]
-        if not waits:
-            return
-        for hard in (None, False, True):
-            if hard is not None:
-                for step in self._steps:
-                    step.terminate(hard=hard)
-            _, pending = await asyncio.wait(waits, timeout=timeout_s)
-            if not pending:
-                return
+        await end_steps(self._steps, waits, timeout_s)

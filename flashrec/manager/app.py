@@ -36,6 +36,7 @@ from flashrec.wire import frames
 from flashrec.wire import messages as m
 
 STOP_TIMEOUT_S = 5.0
+STEP_END_TIMEOUT_S = 1.0
 STATUS_INTERVAL_S = 1.0
 
 
@@ -111,7 +112,10 @@ class Manager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(self._launches.stop(STOP_TIMEOUT_S), self._agents.stop(STOP_TIMEOUT_S))
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.control.links and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)  # an agent's connection ends when its last worker has gone
+        await asyncio.gather(self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S))
         server.close()
         self.output.copy(final=True)
         write_status(self)

@@ -95,6 +95,7 @@ class ControlPlane:
             self._hear(link, message)
         if self.links.get(link.node) is link:
             self._judge(self._detector.disconnected(link.node, link.incarnation, channel.end_reason))
+            self.links.pop(link.node, None)
 
     def _objection(self, hello: m.AgentHello) -> str:
         if hello.node not in self._nodes:

@@ -13,7 +13,7 @@ from flashrec.core.effects import LaunchWorkers
 from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
-from flashrec.manager.steps import Launcher, Step, StepEnd
+from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
 from flashrec.slurm.client import is_outage
 from flashrec.wire import messages as m
 
@@ -91,14 +91,8 @@ class Launches:
         return slot is not None and slot.state == "launched"
 
     async def stop(self, timeout_s: float) -> None:
-        """End all steps: first by waiting (the agents have killed the workers), then by srun, then by SIGKILL."""
-        for ask in (lambda step: None, lambda step: step.terminate(), lambda step: step.terminate(hard=True)):
-            for step in self.steps:
-                ask(step)
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=timeout_s)
-            if not self._tasks:
-                return
+        """End all steps; their workers are dead by now, but srun waits for ever for a task on a lost node."""
+        await end_steps(self.steps, self._tasks, timeout_s)
 
 
 def _last_line(said: str) -> str:

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -64,6 +64,16 @@ class Step:
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:
                     process.kill() if hard else process.terminate()
+
+
+async def end_steps(steps: Sequence[Step], waits: Collection[asyncio.Future[Any]], timeout_s: float) -> None:
+    """Wait for the end of steps: by themselves, then through srun, then by force. timeout_s: for each of the three."""
+    for hard in (None, False, True):
+        if hard is not None:
+            for step in steps:
+                step.terminate(hard=hard)
+        if not waits or not (await asyncio.wait(list(waits), timeout=timeout_s))[1]:
+            return
 
 
 class Launcher(Protocol):
