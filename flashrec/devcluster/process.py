@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from pathlib import Path
 
 import msgspec
 
 from flashrec.devcluster.errors import NotReadyError
+
+_PF_EXITING = 0x4  # linux/sched.h
+_ALL = 0xFFFFFFFF
+_LOOK_INTERVAL_MS = 50
 
 
 class InitRecord(msgspec.Struct, frozen=True):
@@ -32,25 +37,27 @@ def load_init_record(path: Path) -> InitRecord | None:
         return None
 
 
-def _is_same(record: InitRecord) -> bool:
-    """The process is there, is the recorded one and is not a zombie that nobody has reaped yet."""
+def is_alive(record: InitRecord | None) -> bool:
+    """The recorded process is there and has not begun to end."""
+    return record is not None and not _flags(record) & _PF_EXITING
+
+
+def _flags(record: InitRecord) -> int:
+    """The kernel's flags of the recorded process; all set if it is gone, is another one by now, or a zombie."""
     try:
         stat = Path(f"/proc/{record.pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return _ALL
     fields = stat.rpartition(")")[2].split()
-    return int(fields[19]) == record.start_time and fields[0] not in "ZX"
-
-
-def is_alive(record: InitRecord | None) -> bool:
-    return record is not None and _is_same(record)
+    return _ALL if int(fields[19]) != record.start_time or fields[0] in "ZX" else int(fields[6])
 
 
 def kill_namespace(record: InitRecord, *, timeout_s: float = 10.0) -> None:
-    """SIGKILL the init of a PID namespace and return when all in it are gone; nothing to do if it already is.
+    """SIGKILL the init of a PID namespace and return when all in it are dead; nothing to do if it already is gone.
 
     The kernel ends an init only after it has killed and reaped everything else in the namespace, so the init's pidfd
-    becoming readable is the proof for all of them.
+    becoming readable is the proof for all of them. A zombie whose parent is outside (an `nsenter` that was killed or
+    stopped) can hold that up for as long as its parent likes; it is dead all the same, so then each is looked at.
     """
     try:
         pidfd = os.pidfd_open(record.pid)
@@ -58,14 +65,19 @@ def kill_namespace(record: InitRecord, *, timeout_s: float = 10.0) -> None:
         return
     try:
         # Checked after the pidfd is held: it cannot be given away any more.
-        if not _is_same(record):
+        if _flags(record) == _ALL:
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        if not poll.poll(timeout_s * 1000):
-            left = ", ".join(str(pid) for pid in members(record))
-            raise NotReadyError(f"killed init {record.pid}, but after {timeout_s:g} s there still are: {left}")
+        deadline = time.monotonic() + timeout_s
+        while not poll.poll(_LOOK_INTERVAL_MS):
+            left = members(record).keys() - {record.pid}
+            if not left and not is_alive(record):
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join(str(pid) for pid in sorted(left))
+                raise NotReadyError(f"killed init {record.pid}, but after {timeout_s:g} s there still are: {names}")
     finally:
         os.close(pidfd)
 

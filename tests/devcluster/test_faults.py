@@ -111,6 +111,22 @@ def test_a_power_cut_is_silent_and_total(cluster: DevCluster, watch: Watch) -> N
     assert took_s < 0.5, "milliseconds, with room for a busy machine"
 
 
+def test_a_zombie_that_nobody_reaps_does_not_hold_up_a_cut(cluster: DevCluster) -> None:
+    """Its parent is an `exec` outside the node; the kernel does not finish the node's init before it is reaped."""
+    outside = cluster.popen(["sleep", "34567"], node="n1", cwd="/")
+    try:
+        wait_for(lambda: "sleep 34567" in commands(cluster, "n1"), "the command")
+        os.kill(outside.pid, signal.SIGSTOP)
+        cut_at = cluster.cut_power("n1")
+        assert time.monotonic() - cut_at < 1.0
+        assert cluster.status().nodes[1].has_power is False
+        cluster.heal("n1")
+        assert cluster.run(["srun", "-N1", "-w", "n1", "hostname"]).stdout == "n1\n"
+    finally:
+        outside.kill()
+        outside.wait()
+
+
 def test_a_kill_without_the_cut_is_not_silent(cluster: DevCluster, watch: Watch) -> None:
     """The contrast that shows what the cut is for: here the dying kernel closes the connection in everybody's sight."""
     init = next(pid for pid, inside in cluster.processes("n1").items() if inside == 1)
