@@ -122,8 +122,8 @@ def _unpack(value: Any) -> Any:
         case "bytearray":
             return bytearray(rest[0])
         case "dict" | "OrderedDict" | "Counter":
-            types = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-            return types[tag]((_unpack(key), _unpack(item)) for key, item in rest[0])
+            pairs = {_unpack(key): _unpack(item) for key, item in rest[0]}
+            return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[tag](pairs)
         case "defaultdict":
             factory = {"int": int, "float": float, "list": list, "dict": dict}[rest[0]]
             return defaultdict(factory, ((_unpack(key), _unpack(item)) for key, item in rest[1]))

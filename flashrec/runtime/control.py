@@ -90,6 +90,10 @@ class Control:
         self.say_farewell()
         self._end(reason, exit_code=0)
 
+    def give_up(self, reason: str) -> NoReturn:
+        """End this process now: its rank is to be replaced."""
+        self._end(reason)
+
     def is_forked(self) -> bool:
         """True in a child (a data loader's worker) that inherited this object."""
         return os.getpid() != self._pid

@@ -54,6 +54,8 @@ def is_communication(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
+        if isinstance(error, RecoveryFailed):
+            return False
         if type(error).__name__ in ("DistError", "DistBackendError", "DistNetworkError", "Superseded"):
             return True
         if isinstance(error, RuntimeError | OSError) and _TRANSPORT.search(str(error)):

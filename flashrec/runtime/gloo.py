@@ -1,11 +1,17 @@
 """gloo: building a connected backend, and ending its collectives.
 
 `abort()` does nothing for gloo, so a rank that is not a neighbour of the dead one waits for its full time-out. What
-does work: shut the TCP connections down from another thread; gloo's loop sees the end of the stream and fails every
-pending operation within milliseconds. The connections are found by the addresses that passed through our store. A
-blob of gloo is `u64 n, hostname (n bytes), u64 m, sockaddr (m bytes), …`.
+does work: shut the receiving side of its TCP connections down from another thread; gloo's loop sees the end of the
+stream and fails every pending operation within milliseconds.
 
-Descriptors are dup()ed before they are looked at, so a number that is reused meanwhile cannot hit a foreign socket.
+Only the receiving side, and the connections are kept open by us until all ranks have left the old generation: gloo
+loses an operation whose write fails inside its loop (a "ready to receive" was waiting in the queue when we or the
+peer closed), and then waits for it for ever. With this no write fails between living ranks. Measured with 3 ranks in a
+tight loop: shutting both sides hung in about every 30th fence.
+
+The connections are found by the addresses that passed through our store. A blob of gloo is `u64 n, hostname (n bytes),
+u64 m, sockaddr (m bytes), …`. Descriptors are dup()ed before they are looked at, so a number that is reused meanwhile
+cannot hit a foreign socket. What a killed peer's reset can still make gloo lose is dealt with in `stuck`.
 """
 
 from __future__ import annotations
@@ -49,14 +55,14 @@ def count_connections(listening: set[Address]) -> Counter[Address]:
     return Counter(address for _, address in _connections(listening))
 
 
-def shut(listening: set[Address]) -> int:
-    """Shut every connection of this process that ends at one of these addresses. Returns how many."""
-    num_shut = 0
+def shut(listening: set[Address]) -> list[socket.socket]:
+    """End every collective over connections at these addresses. Returns what must be kept open, see above."""
+    kept = []
     for connection, _ in _connections(listening):
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-            num_shut += 1
-    return num_shut
+            connection.shutdown(socket.SHUT_RD)
+        kept.append(connection.dup())
+    return kept
 
 
 def _connections(listening: set[Address]) -> Iterator[tuple[socket.socket, Address]]:

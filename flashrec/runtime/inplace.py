@@ -8,6 +8,7 @@ Old backends are dropped in the background: their destructors join threads, 5 to
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,7 @@ class InPlaceEngine:
         self._limits, self._timeline = limits, timeline
         self._stores: dict[str, list[torch_private.Store]] = {}  # a backend uses its store later, too: keep it as long
         self._nccl: dict[str, Any] = {}
+        self._kept: list[tuple[int, list[socket.socket]]] = []  # (fence, connections it has cut), see gloo.shut
 
     def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
         watch = Watch()
@@ -53,7 +55,8 @@ class InPlaceEngine:
             )
             run.start()
         done = built.wait(timeout_s)
-        build_ms, retired = watch.ms(), []
+        build_ms = watch.ms()
+        retired: list[list[Any]] = []
         for group in groups:
             backends, stores = done[group.name]
             new = {torch.device(device): (kind, backend) for device, (kind, backend) in backends.items()}
@@ -62,6 +65,8 @@ class InPlaceEngine:
             self._stores[group.name] = stores
             self._nccl[group.name] = _nccl_of(backends)
         self._check_unblockable(groups, generation)
+        retired += [cut for fence, cut in self._kept if fence <= generation]
+        self._kept = [(fence, cut) for fence, cut in self._kept if fence > generation]
         threading.Thread(target=retired.clear, name="flashrec-dispose", daemon=True).start()
         self._timeline.mark(
             "formed", generation=generation, groups=len(groups), build_ms=build_ms, swap_ms=watch.ms() - build_ms
@@ -72,7 +77,9 @@ class InPlaceEngine:
         for generation, _, table in self._board.tables():
             if generation < self._board.announced:
                 listening |= gloo.addresses(table.values())
-        return gloo.shut(listening) + nccl.abort([backend for backend in self._nccl.values() if backend is not None])
+        cut = gloo.shut(listening)
+        self._kept = [*self._kept, (self._board.announced, cut)]
+        return len(cut) + nccl.abort([backend for backend in self._nccl.values() if backend is not None])
 
     def _build(self, group: Group, generation: int, timeout_s: float) -> _Backends:
         by_name: dict[str, Any] = {}

@@ -19,6 +19,7 @@ class Progress:
     voted: int = -1
     passed: int = -1
     valid: bool = True
+    reported: int = -1  # newest generation for which this rank has reported
     where: str = "init"  # 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'
 
     def beat(self) -> WorkerBeat:

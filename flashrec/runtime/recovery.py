@@ -51,6 +51,7 @@ class Recovery:
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report
                 )
             )
+            progress.reported = generation
             worker.timeline.mark(
                 "reported", generation=generation, v=report.v, voted=report.voted, passed=report.passed
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from flashrec.runtime import nccl, torch_private
+from flashrec.runtime import nccl, stuck, torch_private
 from flashrec.runtime.board import Board
 from flashrec.runtime.control import Control
 from flashrec.runtime.environment import Environment
@@ -88,6 +88,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         num_cut = groups.unblock()
         sockets.shut()
         timeline.mark("unblocked", generation=generation, connections=num_cut)
+        stuck.watch(progress, generation, limits.unblock_timeout_s, control.give_up)
 
     control.start(board, on_fence)
     everybody = tuple(range(env.world_size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import hashlib
 import json
 import logging
@@ -67,6 +69,7 @@ class Faults:
 def start(limits: Limits = LIMITS) -> int:
     """What every program begins with. Returns the rank."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s", force=True)
+    faulthandler.register(signal.SIGUSR1)  # where does it hang?
     torch.set_num_threads(1)
     flashrec.init(limits)
     dist.init_process_group("gloo")
@@ -80,10 +83,60 @@ def wait_before_steps(out: str) -> None:
     dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % dist.get_world_size())
 
 
+def endless(out: str) -> None:
+    """Small steps until somebody ends it."""
+    start()
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.04)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in flashrec.Session(model, optimizer).steps(1_000_000):
+        with step:
+            model(torch.ones(4, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def fork_a_child(out: str) -> None:
+    """A data loader's worker: forked in the middle, ends with an exception and runs its exit functions."""
+    start()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in flashrec.Session(model, optimizer).steps(2):
+        with step:
+            child = os.fork()
+            if child == 0:
+                sys.excepthook(ValueError, ValueError("in the child"), None)
+                atexit._run_exitfuncs()
+                os._exit(0)
+            os.waitpid(child, 0)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+
 def blind(out: str) -> None:
     """gloo's addresses are not recognised."""
     gloo.parse_address = lambda blob: None
     start()
+
+
+def deaf(out: str) -> None:
+    """Connections are not shut at a fence, as if gloo had lost the operation."""
+    gloo.shut = lambda listening: []
+    train(out, faults=[(1, 1, 3, "stop-before-vote")], limits={"unblock_timeout_s": 1.0})
+
+
+def busy(out: str) -> None:
+    """Computes for longer than any limit, without a collective; a fence hits it there."""
+    start(Limits(unblock_timeout_s=0.3))
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in flashrec.Session(model, optimizer).steps(3):
+        with step:
+            model(torch.ones(1, 2)).sum().backward()
+            if step == 1 and api._Process.worker.progress.generation == 1:
+                assert api._Process.worker.board.wait_fence(1, 30)
+                time.sleep(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def late_group(out: str) -> None:

@@ -1,0 +1,149 @@
+"""One source and one target in two threads: memory, digests, and what is refused."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flashrec.runtime import transfer
+from flashrec.runtime.errors import LayoutMismatch, RecoveryFailed
+from flashrec.runtime.state import State
+from flashrec.transport.handshake import HandshakeRefused
+
+SECRET = secrets.token_bytes(32)
+
+
+def make(width: int = 8, steps: int = 0, optimizer: Any = torch.optim.AdamW, fill: float | None = None):
+    torch.manual_seed(width)
+    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 2, bias=False))
+    model.register_buffer("scalar", torch.tensor(3, dtype=torch.int64))
+    model.register_buffer("empty", torch.empty(0, 4))
+    model.register_buffer("channels_last", torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    opt = optimizer(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+    for _ in range(steps):
+        model(torch.randn(4, width)).sum().backward()
+        opt.step()
+        scheduler.step()
+    if fill is not None:
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tensor.fill_(fill)
+    return model, opt, scheduler, State(model, [opt], {"scheduler": scheduler}, sends_random_state=False)
+
+
+def move(source: State, target: State, secret: bytes = SECRET, v: int = 7) -> dict[str, Any]:
+    """Both ends; what each returned or raised."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, call: Any) -> None:
+        try:
+            found[name] = call()
+        except Exception as err:
+            found[name] = err
+
+    with transfer.listen("127.0.0.1") as listener:
+        address = transfer.Address("127.0.0.1", listener.getsockname()[1])
+        ends = [
+            ("target", lambda: transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0)),
+            ("source", lambda: transfer.send_state(address, transfer.Sockets(), secret, source, v, [[[0]]], 10.0)),
+        ]
+        threads = [threading.Thread(target=run, args=end) for end in ends]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    return found
+
+
+def test_everything_arrives_in_the_memory_that_is_there() -> None:
+    model, opt, scheduler, source = make(steps=5)
+    other, other_opt, other_scheduler, target = make(fill=-1.0)
+    places = {name: tensor.data_ptr() for name, tensor in other.state_dict(keep_vars=True).items()}
+    found = move(source, target)
+    assert found["target"].num_bytes == found["source"].num_bytes > 0
+    assert found["target"].digest == found["source"].digest
+    assert found["target"].manifest.v == 7 and found["target"].manifest.layouts == [[[0]]]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    assert places == {name: tensor.data_ptr() for name, tensor in other.state_dict(keep_vars=True).items()}
+    mine, theirs = opt.state_dict(), other_opt.state_dict()
+    assert list(mine["state"]) == list(theirs["state"])
+    for index, slots in mine["state"].items():
+        assert list(slots) == list(theirs["state"][index])
+        assert all(torch.equal(slots[key], theirs["state"][index][key]) for key in slots)
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert scheduler.state_dict() == other_scheduler.state_dict()
+
+
+def test_a_torn_target_loses_what_the_source_does_not_have() -> None:
+    _, _, _, source = make(steps=0)
+    _, opt, _, target = make(steps=3)
+    move(source, target)
+    assert not opt.state
+
+
+def test_another_model_is_refused_on_both_sides() -> None:
+    found = move(make(width=8)[3], make(width=4)[3])
+    assert isinstance(found["target"], LayoutMismatch)
+    assert "parameter 0.weight: float32[8, 8] at the source, float32[4, 4] here" in str(found["target"])
+    assert "Every rank must build the same model" in str(found["target"])
+    assert isinstance(found["source"], ConnectionError) and "the target refuses" in str(found["source"])
+
+
+def test_another_number_of_optimizers_is_refused() -> None:
+    model, opt, _, _ = make()
+    found = move(State(model, [opt, opt], {}, False), make()[3])
+    assert "the source has 2 optimizers, this rank 1" in str(found["target"])
+
+
+def test_bytes_that_change_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = transfer._receive_all
+
+    def flip(connection: socket.socket, views: list[memoryview]) -> None:
+        receive(connection, views)
+        if len(views) > 5:  # the tensors
+            views[0][3] ^= 1
+
+    monkeypatch.setattr(transfer, "_receive_all", flip)
+    found = move(make(steps=1)[3], make()[3])
+    assert isinstance(found["target"], RecoveryFailed) and "other bytes than it left" in str(found["target"])
+
+
+def test_a_stranger_is_refused() -> None:
+    found = move(make()[3], make()[3], secret=secrets.token_bytes(32))
+    assert isinstance(found["source"], HandshakeRefused) and isinstance(found["target"], HandshakeRefused)
+
+
+def test_a_fence_cuts_a_transfer() -> None:
+    sockets, found = transfer.Sockets(), []
+
+    def receive(listener: socket.socket) -> None:
+        try:
+            transfer.receive_state(listener, sockets, SECRET, make()[3], 30.0)
+        except OSError as err:
+            found.append(err)
+
+    with sockets.watch(transfer.listen("127.0.0.1")) as listener:
+        thread = threading.Thread(target=receive, args=(listener,))
+        thread.start()
+        while thread.is_alive() and not found:
+            sockets.shut()
+        thread.join(5)
+    assert found
+
+
+def test_sub_tensors_and_other_parameter_kinds_are_refused() -> None:
+    class Odd(torch.Tensor):
+        pass
+
+    model = nn.Linear(2, 2)
+    model.register_buffer("odd", torch.ones(2).as_subclass(Odd))
+    with pytest.raises(NotImplementedError, match="buffer odd is a Odd"):
+        State(model, [], {}, False)
