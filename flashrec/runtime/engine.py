@@ -9,11 +9,14 @@ of their own; nothing above this module knows which is at work.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
+
+from flashrec.runtime import torch_private
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,20 @@ class Group:
     backend: str  # what the script said: 'gloo', 'nccl', 'cpu:gloo,cuda:nccl', 'undefined'
     timeout: timedelta
     options: Any
-    handle: dist.ProcessGroup
+    reference: weakref.ref[dist.ProcessGroup]  # weak: the script may destroy its groups, and that shall free them
+
+    @property
+    def handle(self) -> dist.ProcessGroup:
+        """The group object. Raises RuntimeError when the script has destroyed it."""
+        found = self.reference()
+        if found is None:
+            raise RuntimeError(f"process group {self.name} was destroyed")
+        return found
+
+    @property
+    def is_alive(self) -> bool:
+        found = self.reference()
+        return found is not None and torch_private.is_alive(found)
 
     @property
     def size(self) -> int:

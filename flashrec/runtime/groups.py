@@ -6,12 +6,12 @@ alone ("shadow"), builds its model with it, and connects all of them in its firs
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from flashrec.runtime import torch_private
 from flashrec.runtime.engine import Engine, Group
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.progress import Progress
@@ -36,7 +36,7 @@ class Groups:
             backend=facts["backend"],
             timeout=facts["timeout"] or _DEFAULT_TIMEOUT,
             options=facts["options"],
-            handle=handle,
+            reference=weakref.ref(handle),
         )
         self._groups[name] = group
         if not self._is_shadow:
@@ -54,6 +54,6 @@ class Groups:
         return self._engine.unblock(list(self._groups.values()))
 
     def _alive(self) -> list[Group]:
-        alive = [group for _, group in sorted(self._groups.items()) if torch_private.is_alive(group.handle)]
+        alive = [group for _, group in sorted(self._groups.items()) if group.is_alive]
         self._groups = {group.name: group for group in alive}
         return alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import hashlib
 import json
 import logging
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,16 @@ def busy(out: str) -> None:
 
 
 def late_group(out: str) -> None:
+    """Use groups, then free them before the interpreter ends, as good scripts do."""
+    found = _use_groups()
+    world = weakref.ref(dist.group.WORLD)
+    gc.collect()
+    dist.destroy_process_group()
+    assert world() is None, f"the runtime keeps a destroyed group alive: {gc.get_referrers(world())}"
+    Path(out).write_text(json.dumps(found))
+
+
+def _use_groups() -> dict[str, Any]:
     """Collectives on the groups of a DeviceMesh, object and functional ones too, before and after a fence."""
     rank = start()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -162,7 +174,7 @@ def late_group(out: str) -> None:
         if step.is_done:
             found.append([gathered.tolist(), objects, functional.tolist()])
         time.sleep(0.005)
-    Path(out).write_text(json.dumps({"same": all(item == found[0] for item in found), "first": found[0]}))
+    return {"same": all(item == found[0] for item in found), "first": found[0]}
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, *, with_buffers: bool = True) -> str:
