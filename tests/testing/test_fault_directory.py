@@ -1,11 +1,13 @@
 """Records appear once, whole, and whoever waits for one has a limit."""
 
 import json
+import threading
+import time
 
 import pytest
 
 from flashrec.testing import Armed, Fault, FaultDidNotFire, FaultDirectory, FaultPlan, FaultTimeout, Fired
-from flashrec.testing.injector import FaultRaised, Injector
+from flashrec.testing.injector import BLOCKED_S, FaultRaised, Injector
 
 ARMED = Armed("cut", "request", "forward", rank=1, node="n2", pid=7, step=3, mono=5.0, wall="w")
 FIRED = Fired("kill", "SIGKILL", "backward", rank=1, node="n2", step=3, mono=6.0, wall="w")
@@ -117,3 +119,39 @@ def test_holder_holds_only_the_step_of_the_fault_and_not_for_ever(directory):
         injector.hold(3)
     directory.record_fired(FIRED)
     injector.hold(3)
+
+
+def test_fault_that_another_process_has_claimed_is_not_done(directory):
+    fault = Fault("r", rank=0, step=3, place="forward", kind="raise")
+    injector = Injector(plan_of(directory, fault), rank=0)
+    assert injector.due("forward", 3) == [fault]
+    directory.record_fired(Fired("r", "raise", "forward", rank=0, node="n1", step=3, mono=6.0, wall="w"))
+    injector.perform(fault)  # it was due a moment ago, and then the other one was faster
+    assert injector.due("forward", 3) == []
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.01])
+def test_thread_counts_as_blocked_only_when_it_really_rests(directory, pause_s):
+    """Computing, or sleeping for moments, is not being blocked in a collective."""
+    fired_at, rests = [], threading.Event()
+
+    class Watching(Injector):
+        def perform(self, fault):
+            fired_at.append(time.monotonic())
+            rests.set()
+
+    fault = Fault("c", rank=0, step=1, place="in-collective", kind="SIGKILL", holder=1)
+    injector = Watching(plan_of(directory, fault), rank=0)
+    injector.watch_collective(1)
+    busy_until = time.monotonic() + 0.4
+    while time.monotonic() < busy_until:
+        time.sleep(pause_s) if pause_s else sum(range(1000))
+    assert rests.wait(10)
+    assert fired_at[0] >= busy_until + BLOCKED_S / 2
+
+
+def test_nothing_is_watched_in_other_steps(directory):
+    fault = Fault("c", rank=0, step=1, place="in-collective", kind="SIGKILL", holder=1)
+    before = threading.active_count()
+    Injector(plan_of(directory, fault), rank=0).watch_collective(2)
+    assert threading.active_count() == before
