@@ -9,8 +9,8 @@ What makes a job outlive power cuts of its nodes and their return, and why (meas
 * `ReturnToService=2`: a node that Slurm did mark DOWN comes back by itself.
 * `BatchStartTimeout` large: a healed batch host registers without the batch step; slurmctld would end the whole job.
 * `SelectTypeParameters=CR_Core`: memory is not counted, so `--overlap` steps never wait for it.
-* `OverSubscribe=EXCLUSIVE`: jobs get whole nodes, as on a training cluster. After a restart of slurmctld, 22.05 refuses
-  every new step of a job that has part of a node ("Memory required by task is not available").
+* `OverSubscribe=EXCLUSIVE`: jobs get whole nodes, as on a training cluster. After a restart of slurmctld, Slurm
+  refuses every new step of a job that has part of a node ("Memory required by task is not available").
 * `TreeWidth` above the number of nodes: no message to a living node is relayed by a dead one.
 """
 
