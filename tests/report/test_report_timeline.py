@@ -147,8 +147,26 @@ def test_faults_go_to_the_recovery_they_caused():
 
 def test_late_speech_of_an_older_generation_is_not_counted():
     writer = Writer().start().node_dies(10.0)
-    writer.event(99.0, "WorkerCommitted", rank=0, generation=1, v=9)
+    resumed = next(i for i, line in enumerate(writer.lines) if line.get("reason") == "all restored")
+    stale = writer.lines[-1] | {"mono": 10.5, "event": writer.lines[-1]["event"] | {"generation": 1}}
+    writer.lines.insert(resumed, stale)
     assert only_recovery(writer, fault(8.0)).rto_s == pytest.approx(4.8)
+
+
+def test_doubt_about_another_node_is_not_the_detection():
+    writer = Writer().start()
+    writer.line(9.0, "verdict", subject="node n2", state="suspect", reason="late")
+    writer.event(10.0, "WorkerExited", rank=0, incarnation=1, reason="killed by SIGKILL")
+    writer.move(10.0, "RUNNING", "FENCING", "rank 0 killed by SIGKILL")
+    assert marks_of(only_recovery(writer, fault(8.0)))["detected"] == 2.0
+
+
+def test_launch_after_the_recovery_does_not_belong_to_it():
+    writer = Writer().start().node_dies(10.0)
+    writer.launch(20.0, "n2", 5)
+    recovery = only_recovery(writer, fault(8.0))
+    assert recovery.launched == ("rank 0 on n3",)
+    assert marks_of(recovery)["placed"] == 2.01
 
 
 def test_fault_of_a_machine_with_another_clock_is_placed_by_wall_time():
