@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from flashrec.core.types import Plan
-from flashrec.runtime.errors import Superseded, TrainingComplete
+from flashrec.runtime.errors import Superseded, TrainingComplete, WaitedTooLong
 from flashrec.wire import messages as m
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Board:
     def wait(self, ready: Callable[[], T | None], generation: int, timeout_s: float, what: str) -> T:
         """Wait until `ready()`, called under the lock, returns something else than None.
 
-        Raises Superseded when a generation newer than `generation` is announced, TimeoutError after `timeout_s`.
+        Raises Superseded when a generation newer than `generation` is announced, WaitedTooLong after `timeout_s`.
         """
         found: list[T] = []
 
@@ -119,14 +119,14 @@ class Board:
 
         with self._changed:
             if not self._changed.wait_for(look, timeout_s):
-                raise TimeoutError(
+                raise WaitedTooLong(
                     f"waited {timeout_s:g} s for {what} of generation {generation}; "
                     "see the log of `flashrec run` for what the manager is waiting for"
                 )
         return found[0]
 
     def wait_plan(self, generation: int, timeout_s: float) -> Plan:
-        """The plan of `generation`. Raises TrainingComplete, Superseded, TimeoutError."""
+        """The plan of `generation`. Raises TrainingComplete, Superseded, WaitedTooLong."""
 
         def ready() -> Plan | None:
             if self._complete:
@@ -136,7 +136,7 @@ class Board:
         return self.wait(ready, generation, timeout_s, "the plan")
 
     def wait_resume(self, generation: int, timeout_s: float) -> None:
-        """Return when the step loop may go on in `generation`. Raises TrainingComplete, Superseded, TimeoutError."""
+        """Return when the step loop may go on in `generation`. Raises TrainingComplete, Superseded, WaitedTooLong."""
 
         def ready() -> bool | None:
             if self._complete:
@@ -161,7 +161,7 @@ class Board:
             self._changed.wait_for(lambda: False, timeout_s)
 
     def wait_keys(self, generation: int, group: str, keys: list[str], timeout_s: float) -> list[bytes]:
-        """Values of all `keys` of `group`. Raises Superseded, TimeoutError."""
+        """Values of all `keys` of `group`. Raises Superseded, WaitedTooLong."""
 
         def ready() -> list[bytes] | None:
             table = self._tables.get((generation, group), {})

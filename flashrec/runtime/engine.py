@@ -53,7 +53,7 @@ class Engine(Protocol):
     """Makes groups work in a generation."""
 
     def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
-        """Connect all `groups` for `generation`. Raises Superseded, TimeoutError, RuntimeError."""
+        """Connect all `groups` for `generation`. Raises Superseded, WaitedTooLong, RuntimeError."""
 
     def unblock(self, groups: list[Group]) -> int:
         """End every collective of every older generation. Called from the control thread. Returns what was cut."""

@@ -24,6 +24,10 @@ class RecoveryFailed(RuntimeError):
     """Recovery cannot go on in this process; the text says why and what to do."""
 
 
+class WaitedTooLong(RecoveryFailed):
+    """The manager or a peer did not do its part within the limit."""
+
+
 class NotUnblockable(RecoveryFailed):
     """The connections of a group were not recognised, so a failure could not be made known to this rank."""
 

@@ -43,7 +43,7 @@ class Groups:
             self._engine.form([group], self._progress.generation, self._limits.first_form_timeout_s)
 
     def form(self, generation: int) -> int:
-        """Connect every group for `generation`. Returns how many. Raises Superseded, TimeoutError, RuntimeError."""
+        """Connect every group for `generation`. Returns how many. Raises Superseded, WaitedTooLong, RuntimeError."""
         groups = self._alive()
         self._engine.form(groups, generation, self._limits.form_timeout_s)
         self._is_shadow = False

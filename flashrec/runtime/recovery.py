@@ -40,7 +40,7 @@ class Recovery:
         self._ddp, self._state, self._snapshot, self._optimizers = ddp, state, snapshot, optimizers
 
     def await_plan(self) -> Plan:
-        """Report where this rank stands and wait for the decision. Raises TrainingComplete, TimeoutError."""
+        """Report where this rank stands and wait for the decision. Raises TrainingComplete, WaitedTooLong."""
         worker, progress = self._worker, self._worker.progress
         progress.where = "recovery"
         while True:
@@ -65,7 +65,7 @@ class Recovery:
     def run(self, plan: Plan | None = None) -> None:
         """Recover, from `plan` on when it is there already. Returns when the step loop may go on.
 
-        Raises TrainingComplete, TimeoutError, RecoveryFailed, CannotEncode.
+        Raises TrainingComplete, RecoveryFailed, CannotEncode.
         """
         watch = Watch()
         while True:
@@ -90,7 +90,7 @@ class Recovery:
         board = self._worker.board
         if board.announced > generation:
             return
-        if isinstance(err, TimeoutError | RecoveryFailed) and not isinstance(err, NotUnblockable):
+        if isinstance(err, RecoveryFailed) and not isinstance(err, NotUnblockable):
             raise err
         logger.info("recovery into generation %d was cut, waiting for the next fence: %s", generation, err)
         if not board.wait_fence(generation, self._worker.limits.fence_timeout_s):
@@ -141,6 +141,7 @@ class Recovery:
             self._check_current(plan)
             address = transfer.Address(worker.control.welcome.address, listener.getsockname()[1])
             store.set("address", msgspec.msgpack.encode(address))
+            listener.settimeout(worker.limits.resume_timeout_s)  # the source may have other targets before us
             moved = transfer.receive_state(
                 listener, worker.sockets, worker.secret, self._state, worker.limits.transfer_timeout_s
             )

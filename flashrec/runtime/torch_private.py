@@ -30,6 +30,7 @@ from flashrec.runtime.errors import UnsupportedTorch
 
 Store = torch._C._distributed_c10d.Store
 _c10d: Any = torch._C._distributed_c10d
+_c10d_module: Any = c10d
 _dist: Any = dist  # names that torch exports without saying so
 
 SUPPORTED = ((2, 13), (2, 14))
@@ -66,7 +67,7 @@ def self_test() -> bool:
 
 
 def _needed() -> Iterator[tuple[str, Any]]:
-    for name in ("_new_process_group_helper", "_world", "BackendConfig"):
+    for name in ("_new_process_group_helper", "_world", "BackendConfig", "rendezvous"):
         yield name, c10d
     for name in (
         "_register_backend",
@@ -202,7 +203,7 @@ def install(on_new_group: NewGroup, make_store: Callable[[], Store], rank: int, 
         extended_api=True,
         devices=["cpu", "cuda"],
     )
-    torch_helper, torch_init = c10d._new_process_group_helper, dist.init_process_group
+    torch_helper = c10d._new_process_group_helper
 
     @functools.wraps(torch_helper)
     def helper(
@@ -231,14 +232,12 @@ def install(on_new_group: NewGroup, make_store: Callable[[], Store], rank: int, 
             on_new_group(str(name), group, facts)
         return group, prefix
 
-    @functools.wraps(torch_init)
-    def init(backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **kwargs: Any) -> None:
-        for key in ("store", "rank", "world_size"):
-            kwargs.pop(key, None)
-        return torch_init(backend, timeout=timeout, store=make_store(), rank=rank, world_size=world_size, **kwargs)
+    def rendezvous(*_args: Any, **_kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+        yield make_store(), rank, world_size
 
+    # Inside init_process_group, not around it: scripts import that function by name before we come.
     c10d._new_process_group_helper = helper  # type: ignore[assignment]
-    dist.init_process_group = c10d.init_process_group = init
+    _c10d_module.rendezvous = rendezvous
 
 
 def is_alive(group: dist.ProcessGroup) -> bool:

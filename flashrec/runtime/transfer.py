@@ -99,7 +99,6 @@ def listen(address: str) -> socket.socket:
 
 def receive_state(listener: socket.socket, sockets: Sockets, secret: bytes, state: State, timeout_s: float) -> Moved:
     """Target side. Raises OSError (also when a fence cut it), LayoutMismatch, RecoveryFailed."""
-    listener.settimeout(timeout_s)
     connection, _ = listener.accept()
     with sockets.watch(connection):
         _tune(connection, timeout_s)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import init_process_group  # by name, and long before flashrec.init(): as scripts do
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,7 +75,7 @@ def start(limits: Limits = LIMITS) -> int:
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     torch.set_num_threads(1)
     flashrec.init(limits)
-    dist.init_process_group("gloo")
+    init_process_group("gloo")
     return dist.get_rank()
 
 

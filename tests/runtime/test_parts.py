@@ -15,7 +15,7 @@ from flashrec.core.types import Plan
 from flashrec.runtime import environment, gloo, torch_private
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.board import Board
-from flashrec.runtime.errors import Superseded, UnsupportedTorch, is_communication
+from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication
 from flashrec.runtime.farewell import fingerprint
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.wire import messages as m
@@ -59,7 +59,7 @@ def test_messages_of_an_older_generation_are_dropped() -> None:
     assert not board.deliver(m.Fence(4, "again")) and not board.deliver(m.Fence(2, "late"))
     assert not board.has_keys(3, "g", ["k"])
     for wait in (lambda: board.wait_plan(4, 0.01), lambda: board.wait_resume(4, 0.01)):
-        with pytest.raises(TimeoutError, match="generation 4"):
+        with pytest.raises(WaitedTooLong, match="generation 4"):
             wait()
 
 

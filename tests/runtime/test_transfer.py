@@ -49,6 +49,7 @@ def move(source: State, target: State, secret: bytes = SECRET, v: int = 7) -> di
             found[name] = err
 
     with transfer.listen("127.0.0.1") as listener:
+        listener.settimeout(10)
         address = transfer.Address("127.0.0.1", listener.getsockname()[1])
         ends = [
             ("target", lambda: transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0)),
