@@ -380,7 +380,7 @@ class DevCluster:
 def take_down(name: str, *, state_dir: Path = DEFAULT_STATE_DIR) -> bool:
     """End and delete the cluster of that name, running, half-made or dead; False if there is none."""
     layout = Layout(state_dir, name)
-    if not layout.root.exists():
+    if not (layout.root.exists() or layout.lock.exists()):
         return False
     with record.locked(layout):
         return record.remove(layout)

@@ -190,6 +190,12 @@ def test_a_folder_that_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     assert precious.exists()
 
 
+def test_a_lock_that_a_killed_down_left_is_removed(tmp_path: Path) -> None:
+    Layout(tmp_path, "dev").lock.touch()
+    assert not take_down("dev", state_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_record_of_before_a_reboot_kills_nobody(name: str) -> None:
     bystander = subprocess.Popen(["sleep", "1000"])
     try:
