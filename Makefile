@@ -12,7 +12,7 @@ VENV ?= .venv
 # build, which works as well and is large). A machine with GPUs: make venv TORCH_INDEX=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
-# The demo's victim: 0 is the batch host, 1 the node of rank 0, ... (NODE= leaves the choice to the demo)
+# The demo's victim, 1 to 4: 1 is the node of rank 0 (NODE= leaves the choice to the demo)
 NODE ?=
 # More arguments for pytest, for example: make test PYTEST="-k backward -x"
 PYTEST ?=
@@ -27,7 +27,7 @@ help:
 	@echo "FlashRecovery for Slurm: a training job loses a node and goes on within seconds."
 	@echo
 	@echo "  make demo         see it: a Slurm cluster on this machine, a job, a power cut, the same numbers as without"
-	@echo "  make demo NODE=2  the same, cutting the power of that node of the allocation (0: the batch host)"
+	@echo "  make demo NODE=2  the same, cutting the power of another node, 1 to 4 (1: the node of rank 0)"
 	@echo "  make test         every test; needs root or sudo for the dev cluster"
 	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
 	@echo "  make lint         what continuous integration checks before the tests"
