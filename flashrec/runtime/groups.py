@@ -15,6 +15,7 @@ import torch.distributed as dist
 from flashrec.runtime.engine import Engine, Group
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.progress import Progress
+from flashrec.runtime.timeline import logger
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -39,6 +40,8 @@ class Groups:
             reference=weakref.ref(handle),
         )
         self._groups[name] = group
+        if self._progress.where != "init":
+            logger.warning("process group %s is created after session.steps(): a replacement will not have it", name)
         if not self._is_shadow:
             self._engine.form([group], self._progress.generation, self._limits.first_form_timeout_s)
 

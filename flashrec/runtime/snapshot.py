@@ -55,7 +55,8 @@ class Snapshot:
         self._random: dict[str, object] = {}
         self._kept = {name: object_ for name, object_ in objects.items() if self._is_small(name, object_)}
         if self._buffers:
-            inner = model.module if isinstance(model, DistributedDataParallel) else model
+            wrapped = (module.module for module in model.modules() if isinstance(module, DistributedDataParallel))
+            inner = next(wrapped, model)  # inside of DDP, whose own forward makes buffers equal first
             inner.register_forward_pre_hook(lambda *_: self._copy_buffers())
 
     @property

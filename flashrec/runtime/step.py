@@ -147,7 +147,7 @@ class StepGuard:
         if isinstance(error, StepInterrupted) and self._plan is not None:
             self._recover(self._plan)
             return True
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, RecoveryFailed | TrainingComplete):
             return False
         torn = self._torn_by(error)
         if self._plan is not None:  # we have said that we can finish this step

@@ -38,6 +38,7 @@ from flashrec.wire.frames import ProtocolError, frame
 
 MAX_MANIFEST_BYTES = 1 << 30
 _BUFFERS_PER_CALL = 512
+_BYTES_PER_BATCH = 16 << 20
 _LENGTH = struct.Struct("!I")
 _SOCKET_BUFFER_BYTES = 4 << 20
 _HASH_THREADS = 2
@@ -147,20 +148,20 @@ def send_state(
 def _send_tensors(
     connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor
 ) -> tuple[tuple[bytes, ...], int]:
-    hashes: list[Future[bytes]] = []
+    hashes: list[Future[list[bytes]]] = []
     num_bytes = 0
     for batch in _batched(tensors):
         views = [codec.tensor_bytes(tensor.detach().cpu().contiguous()) for tensor in batch]
-        hashes += [pool.submit(_hash, view) for view in views]
+        hashes.append(pool.submit(_hash, views))
         num_bytes += sum(map(len, views))
         _send_all(connection, views)
-    return tuple(future.result() for future in hashes), num_bytes
+    return tuple(digest for future in hashes for digest in future.result()), num_bytes
 
 
 def _receive_tensors(
     connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor
 ) -> tuple[tuple[bytes, ...], int]:
-    hashes: list[Future[bytes]] = []
+    hashes: list[Future[list[bytes]]] = []
     num_bytes = 0
     for batch in _batched(tensors):
         # Memory of the tensor itself wherever it is plain CPU memory; a staging copy otherwise.
@@ -169,21 +170,30 @@ def _receive_tensors(
         ]
         views = [codec.tensor_bytes(stage) for stage in stages]
         _receive_all(connection, views)
-        hashes += [pool.submit(_hash, view) for view in views]
+        hashes.append(pool.submit(_hash, views))
         num_bytes += sum(map(len, views))
         for tensor, stage in zip(batch, stages, strict=True):
             if stage is not tensor:
                 tensor.copy_(stage)
-    return tuple(future.result() for future in hashes), num_bytes
+    return tuple(digest for future in hashes for digest in future.result()), num_bytes
 
 
 def _stage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _batched(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    for start in range(0, len(tensors), _BUFFERS_PER_CALL):
-        yield tensors[start : start + _BUFFERS_PER_CALL]
+def _batched(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors that travel in one system call and are hashed by one task."""
+    batch: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        batch.append(tensor)
+        size += tensor.nbytes
+        if len(batch) == _BUFFERS_PER_CALL or size >= _BYTES_PER_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _send_all(connection: socket.socket, views: list[memoryview]) -> None:
@@ -213,8 +223,8 @@ def _hashing() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="flashrec-digest")
 
 
-def _hash(view: memoryview) -> bytes:
-    return hashlib.sha256(view).digest()
+def _hash(views: list[memoryview]) -> list[bytes]:
+    return [hashlib.sha256(view).digest() for view in views]
 
 
 def _combined(digests: tuple[bytes, ...]) -> str:
