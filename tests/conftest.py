@@ -6,4 +6,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite-scenarios", action="store_true", help="write what the machine says into the scenario files")
+    parser.addoption(
+        "--rewrite-scenarios", action="store_true", help="write what the machine says into the scenario files"
+    )

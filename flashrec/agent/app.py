@@ -33,24 +33,34 @@ class Agent:
         self.node, self.launch, self.hosts, self.port, self.key = node, launch, hosts, port, key
         self._secret, self._reconnect_s = secret, reconnect_s
         self._socket = socket_path(key, node)
+        self._socket_inode = 0
         self._workers: Workers | None = None
         self._manager_heard_at = time.monotonic()
         self._exit_code: int | None = None
 
     async def run(self) -> int:
         """Return the exit code."""
-        private_directory(socket_directory(self.key).parent)
-        private_directory(socket_directory(self.key))
-        path = self._socket
-        server = await listen_unix(path, self._secret, frames.to_agent_from_worker, self._serve_worker, log.warning)
-        try:
-            await self._live()
-        finally:
-            server.close()
-            path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                socket_directory(self.key).rmdir()
+        directory = socket_directory(self.key)
+        private_directory(directory.parent)
+        private_directory(directory)
+        await self._live()
+        with contextlib.suppress(OSError):
+            directory.rmdir()
         return self._exit_code or 0
+
+    async def _listen(self) -> asyncio.Server:
+        """Only an admitted agent takes the node's socket: a second one, that will be refused, must not take it away."""
+        server = await listen_unix(
+            self._socket, self._secret, frames.to_agent_from_worker, self._serve_worker, log.warning
+        )
+        self._socket_inode = self._socket.stat().st_ino
+        return server
+
+    def _remove_socket(self) -> None:
+        """Unless a new agent of this node has put its own there (a healed node may have both for a moment)."""
+        with contextlib.suppress(OSError):
+            if self._socket.stat().st_ino == self._socket_inode:
+                self._socket.unlink()
 
     async def _serve_worker(self, channel: Channel[m.ToAgentFromWorker]) -> None:
         if self._workers is not None:
@@ -78,12 +88,14 @@ class Agent:
         """From hello to the end of the connection; leaves no worker behind."""
         channel.send(m.AgentHello(self.node, self.launch, os.getpid(), channel.local_address, flashrec.__version__))
         beats: asyncio.Task[None] | None = None
+        server: asyncio.Server | None = None
         self._manager_heard_at = time.monotonic()
         try:
             async for message in channel.messages():
                 self._manager_heard_at = time.monotonic()
                 if isinstance(message, m.AgentWelcome):
                     self._workers = Workers(message, channel.local_address, self._socket, channel.send)
+                    server = await self._listen()
                     beats = asyncio.create_task(self._beat(channel, message))
                     log.info("node %s joined, incarnation %d", self.node, message.incarnation)
                 else:
@@ -93,6 +105,9 @@ class Agent:
         finally:
             if beats is not None:
                 beats.cancel()
+            if server is not None:
+                server.close()
+                self._remove_socket()
             log.info("connection to the manager ended: %s", channel.end_reason or "done")
             if self._workers is not None:
                 self._workers.close("the agent lost its manager" if self._exit_code is None else "the job ends")

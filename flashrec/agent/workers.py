@@ -39,9 +39,7 @@ class Life:
 class Workers:
     """All workers of this node, for one life of the agent. `relay` sends to the manager."""
 
-    def __init__(
-        self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Message], None]
-    ) -> None:
+    def __init__(self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Message], None]) -> None:
         self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
         self.generation = welcome.generation
         self._expected: dict[tuple[int, int], Assignment] = {}

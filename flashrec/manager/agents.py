@@ -108,6 +108,12 @@ class AgentKeeper:
         for node, words in states.items():
             self._manager.slurm_said(node, words)
 
+    def abandon(self, node: str) -> None:
+        """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
+        for step in self._steps:
+            if node in step.nodes:
+                step.abandon()
+
     async def stop(self, timeout_s: float) -> None:
         """Agents end on our Stop; those on lost nodes cannot, and srun waits for them."""
         waits = [asyncio.create_task(step.wait()) for step in self._steps if step.is_running]

@@ -188,6 +188,9 @@ class Manager:
             say(f"node {verdict.node} is {verdict.state}: {verdict.reason}")
             if verdict.state == "dead":
                 self.control.cut(verdict.node, verdict.reason)
+                assert self._launches is not None and self._agents is not None
+                self._agents.abandon(verdict.node)
+                self._launches.abandon(verdict.node)
                 self.emit(e.NodeCondemned(verdict.node, verdict.incarnation, verdict.reason))
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:

@@ -24,8 +24,8 @@ async def _run(request: Request) -> int:
         raise RequestError("no command: flashrec run [options] -- python train.py …")
     if request.local_nodes:
         nodes = tuple(f"local{index}" for index in range(request.local_nodes))
-        job_dir = _job_dir(request, "local")
         made = shape(request, len(nodes), {})
+        job_dir = _job_dir(request, "local")
         return await Manager(request, made, nodes, job_dir, "127.0.0.1", None).run()
     allocation = await inspect_allocation(SlurmClient(), os.environ)
     for warning in allocation.warnings:

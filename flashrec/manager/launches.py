@@ -90,6 +90,12 @@ class Launches:
         slot = self._slot_of(*who)
         return slot is not None and slot.state == "launched"
 
+    def abandon(self, node: str) -> None:
+        """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
+        for step in self.steps:
+            if node in step.nodes:
+                step.abandon()
+
     async def stop(self, timeout_s: float) -> None:
         """End all steps; their workers are dead by now, but srun waits for ever for a task on a lost node."""
         await end_steps(self.steps, self._tasks, timeout_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,10 +30,17 @@ class StepEnd(msgspec.Struct, frozen=True):
 
 
 class Step:
-    """A running job step: one process of ours (srun), or several (local)."""
+    """A running job step: one process of ours (srun), or several (local). nodes: whose loss makes srun dangerous."""
 
-    def __init__(self, name: str, log: Path, argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]]) -> None:
-        self.name, self.log = name, log
+    def __init__(
+        self,
+        name: str,
+        log: Path,
+        nodes: Collection[str],
+        argvs: Sequence[Sequence[str]],
+        envs: Sequence[Mapping[str, str]],
+    ) -> None:
+        self.name, self.log, self.nodes = name, log, frozenset(nodes)
         self._argvs, self._envs = argvs, envs
         self._processes: list[asyncio.subprocess.Process] = []
         self._ended: asyncio.Task[StepEnd] | None = None
@@ -57,6 +65,18 @@ class Step:
     @property
     def is_running(self) -> bool:
         return any(process.returncode is None for process in self._processes)
+
+    def abandon(self) -> None:
+        """Let the tasks of the step go on without their srun. Must be done when a node of the step is lost.
+
+        Should that node come back before Slurm marks it DOWN, srun would kill the tasks on all nodes, --no-kill or not
+        ("io error and missing step on node"). srun has a child that ends the step when srun dies, so it goes first.
+        """
+        for process in self._processes:
+            if process.returncode is None:
+                for pid in [*_children(process.pid), process.pid]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def terminate(self, *, hard: bool = False) -> None:
         """Ask srun to end the step (hard: end it now). Harmless if it has ended."""
@@ -114,7 +134,7 @@ class LocalLauncher:
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
         argv = [*self._contact.agent_argv(launch), "--die-with-parent"]
         envs = [{**os.environ, "FLASHREC_NODE": node} for node in nodes]
-        return Step(f"agents {launch}", self._logs / f"agents-{launch}.log", [argv] * len(nodes), envs)
+        return Step(f"agents {launch}", self._logs / f"agents-{launch}.log", (), [argv] * len(nodes), envs)
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
         argv = self._contact.worker_argv(launch, self._command)
@@ -123,7 +143,7 @@ class LocalLauncher:
             for node, tasks in placement.items()
             for local_id in range(len(tasks))
         ]
-        return Step(f"workers {launch}", self._logs / f"step-{launch}.log", [argv] * len(envs), envs)
+        return Step(f"workers {launch}", self._logs / f"step-{launch}.log", (), [argv] * len(envs), envs)
 
 
 class SlurmLauncher:
@@ -141,7 +161,7 @@ class SlurmLauncher:
             f"--output={self._logs}/agent-%N.log", "--open-mode=append", *self._contact.agent_argv(launch),
         ]  # fmt: skip
         log = self._logs / f"agents-{launch}.log"
-        return Step(f"agents {launch}", log, [argv], [agent_environment(os.environ)])
+        return Step(f"agents {launch}", log, nodes, [argv], [agent_environment(os.environ)])
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
         per_node = {len(tasks) for tasks in placement.values()}
@@ -152,7 +172,7 @@ class SlurmLauncher:
             *self._contact.worker_argv(launch, self._command),
         ]  # fmt: skip
         log = self._logs / f"step-{launch}.log"
-        return Step(f"workers {launch}", log, [argv], [worker_environment(os.environ)])
+        return Step(f"workers {launch}", log, placement, [argv], [worker_environment(os.environ)])
 
     def _srun(self, nodes: Sequence[str], per_node: int) -> list[str]:
         count = len(nodes)
@@ -183,6 +203,13 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """As for workers, and without what the user set for them: an agent needs one CPU and no GPU."""
     return {k: v for k, v in worker_environment(environ).items() if not k.startswith(_AGENT_ONLY)}
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _tail(path: Path) -> str:

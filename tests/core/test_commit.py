@@ -67,8 +67,8 @@ def test_a_source_holds_the_same_shard() -> None:
 
 
 def test_a_shard_without_a_holder_is_named() -> None:
-    reports = {0: said(8, 7, 7, replicas=(0, 2)), 1: Report(-1, -1, -1, False, (1, 3)), 2: said(8, 7, 7, replicas=(0, 2)),
-               3: Report(-1, -1, -1, False, (1, 3))}  # fmt: skip
+    lost = Report(-1, -1, -1, False, (1, 3))
+    reports = {0: said(8, 7, 7, replicas=(0, 2)), 1: lost, 2: said(8, 7, 7, replicas=(0, 2)), 3: lost}
     verdict = decide(2, reports)
     assert isinstance(verdict, Impossible)
     assert verdict.ranks == (1, 3)

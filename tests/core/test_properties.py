@@ -95,7 +95,7 @@ class RecoveryModel(RuleBasedStateMachine):
                 assert generation > self.announced
                 self.announced = generation
                 for process in self.live.values():
-                    if process.mode != "in-optimizer" and process.mode != "starting":
+                    if process.mode not in {"in-optimizer", "starting"}:
                         process.mode = "fenced"
                     process.plan = None
             case fx.PublishPlan(plan):

@@ -1,0 +1,128 @@
+"""Whole jobs as tests run them: the example script under `flashrec run`, a fault plan, and the undisturbed run to
+compare with. A run is only good if every fault of its plan fired, every number is the same and at most
+one step was redone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashrec.testing import Fault, FaultDirectory, FaultPlan
+from flashrec.testing.jobs import Journal
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN, COMPARE = ROOT / "examples/gpt/train.py", ROOT / "examples/gpt/compare.py"
+TEMPLATE = ROOT / "sbatch_templates/ddp.sbatch"
+SMALL = ["--dim", "32", "--context", "32", "--batch", "2", "--bucket-mb", "0.02"]
+FLASHREC = [sys.executable, "-m", "flashrec.cli.main"]
+QUICK = ["--set", "recovery.agent_retry_s=1", "--set", "recovery.spare_wait_s=20"]
+
+
+class LocalJob:
+    """`flashrec run --local` in a folder of its own. Always ended by `close` (a fixture does it)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        faults: Sequence[Fault] = (),
+        steps: int = 10,
+        nodes: int = 3,
+        spares: int = 1,
+        settings: Sequence[str] = (),
+        command: Sequence[str] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.out, self.job_dir = folder, folder / "out", folder / "job"
+        self.faults = FaultDirectory(folder / "faults")
+        self.plan = FaultPlan(str(self.faults.path), tuple(faults))
+        inject = ["-m", "flashrec.testing.inject", str(self.faults.write_plan(self.plan)), "--"] if faults else []
+        script = command or [
+            sys.executable, *inject, str(TRAIN), "--steps", str(steps), "--out", str(self.out), *SMALL,
+        ]  # fmt: skip
+        options = [word for setting in settings for word in ("--set", setting)]
+        argv = [
+            *FLASHREC, "run", "--local", "--nodes", str(nodes), "--ntasks-per-node", "2", "--spares", str(spares),
+            "--job-dir", str(self.job_dir), *QUICK, *options, "--", *script,
+        ]  # fmt: skip
+        self.journal = Journal(self.job_dir)
+        with (folder / "output").open("wb") as output:
+            self.process = subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+
+    def wait(self, timeout_s: float = 120.0) -> int:
+        """Exit code of the job."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"job did not end within {timeout_s:g} s:\n{self.output()[-3000:]}") from None
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")
+
+    def worker_pid(self, rank: int) -> int:
+        """Pid of the newest worker of a rank."""
+        return [e["pid"] for e in self.journal.events("WorkerStarted") if e["rank"] == rank][-1]
+
+    def close(self) -> None:
+        """End the manager if it still runs; its agents end with it and end their workers."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def report_of(job_dir: Path) -> dict[str, Any]:
+    """`flashrec report --json` of a job."""
+    done = subprocess.run([*FLASHREC, "report", str(job_dir), "--json"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def assert_identical(left: Path, right: Path) -> None:
+    """Losses of every step on every rank and the final digests are the same, bit by bit."""
+    done = subprocess.run(
+        [sys.executable, str(COMPARE), str(left), str(right)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_at_most_one_step_redone(job_dir: Path, recoveries: int | None = None) -> None:
+    report = report_of(job_dir)
+    found = report["recoveries"]
+    assert found, "no recovery in the journal"
+    if recoveries is not None:
+        assert len(found) == recoveries
+    for recovery in found:
+        assert recovery["outcome"] == "recovered", recovery
+        assert recovery["steps_redone"] in (0, 1), recovery
+
+
+def processes_with(text: str) -> dict[int, str]:
+    """Every process on this machine (any PID namespace below us) whose command line contains `text`: pid -> line."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line and int(path.parent.name) != os.getpid():
+            found[int(path.parent.name)] = line
+    return found
+
+
+def assert_no_process(text: str, timeout_s: float = 10.0) -> None:
+    """Nothing whose command line contains `text` is left (bounded wait for the last ones to go)."""
+    deadline = time.monotonic() + timeout_s
+    while left := processes_with(text):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.1)

@@ -1,0 +1,92 @@
+"""Kinds and places on real processes, without Slurm: a worker is killed or stopped at each place of a step, and
+during an ongoing recovery. Every run is bit-identical to the undisturbed one, with at most one step redone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from flashrec.testing import Fault
+from tests.e2e.support import (
+    assert_at_most_one_step_redone,
+    assert_identical,
+    assert_no_process,
+    processes_with,
+    report_of,
+)
+
+pytestmark = pytest.mark.torch
+PLACES = ["forward", "backward", "before-vote", "in-optimizer", "after-optimizer"]
+
+
+def assert_recovered(job, undisturbed, recoveries: int | None = None, steps: int = 10) -> None:
+    assert job.wait() == 0, job.output()[-4000:]
+    job.faults.assert_all_fired(job.plan)
+    assert_identical(undisturbed(steps), job.out)
+    assert_at_most_one_step_redone(job.job_dir, recoveries)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
+def test_kind_at_place(kind: str, place: str, local_job, undisturbed) -> None:
+    rank = {"SIGKILL": 0, "SIGSTOP": 3}[kind]
+    job = local_job(faults=[Fault("one", rank, place, kind, step=4)])
+    assert_recovered(job, undisturbed, recoveries=1)
+    (exit_event,) = [e for e in job.journal.events("WorkerExited") if e["farewell"] != "finished"]
+    assert exit_event["rank"] == rank
+    assert ("stopped" in exit_event["reason"]) == (kind == "SIGSTOP"), "the verdict carries its reason"
+
+
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
+def test_replacement_hit_while_it_joins(kind: str, local_job, undisturbed) -> None:
+    faults = [Fault("first", 2, "backward", "SIGKILL", step=4), Fault("second", 2, "join", kind, life=1)]
+    job = local_job(faults=faults)
+    assert_recovered(job, undisturbed, recoveries=1)
+    assert max(e["incarnation"] for e in job.journal.events("WorkerStarted") if e["rank"] == 2) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+def test_survivor_hit_during_a_recovery(number: signal.Signals, local_job, undisturbed) -> None:
+    job = local_job(faults=[Fault("first", 2, "backward", "SIGKILL", step=4)])
+    job.journal.wait_for(lambda: ("FENCING", "PLACING", 2) in job.journal.phases(), "the first recovery", 60)
+    os.kill(job.worker_pid(1), number)
+    hit_at = time.monotonic()
+    assert_recovered(job, undisturbed, recoveries=1)
+    ended = [e["rank"] for e in job.journal.events("WorkerExited") if e["mono"] >= hit_at]
+    assert ended[:1] == [1], "the second fault fired"
+    assert report_of(job.job_dir)["recoveries"][0]["generations"] == [2, 3]
+
+
+def test_two_ranks_of_one_node_at_once_and_the_node_is_lost(local_job, undisturbed) -> None:
+    """The agent of a node and its workers die together: the spare takes over."""
+    job = local_job(faults=[Fault("wait", 2, "backward", "request", step=4)])
+    job.faults.await_armed("wait", 60)
+    pids = [job.worker_pid(2), job.worker_pid(3)]
+    agent = _agent_pid(job, "local1")
+    now = time.monotonic()
+    for pid in [agent, *pids]:
+        os.kill(pid, signal.SIGKILL)
+    job.faults.mark_fired("wait", now)
+    assert_recovered(job, undisturbed, recoveries=1)
+    launched = report_of(job.job_dir)["recoveries"][0]["launched"]
+    assert launched == ["ranks 2, 3 on local2"]
+
+
+def test_workers_do_not_outlive_their_agent(local_job) -> None:
+    """A worker whose agent is gone fences itself; a job whose manager is gone leaves nothing behind."""
+    job = local_job(steps=100_000)
+    job.journal.wait_for(lambda: ("RESTORING", "RUNNING", 1) in job.journal.phases(), "training", 60)
+    os.kill(job.process.pid, signal.SIGKILL)
+    assert_no_process(str(job.folder), timeout_s=20)
+
+
+def _agent_pid(job, node: str) -> int:
+    for pid, line in processes_with(str(job.folder)).items():
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if "flashrec.agent " in line and f"FLASHREC_NODE={node}\0".encode() in file.read():
+                return pid
+    raise AssertionError(f"no agent of {node}")
