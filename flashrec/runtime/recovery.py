@@ -19,7 +19,7 @@ from flashrec.runtime.ddp import DdpInstances
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.state import State
-from flashrec.runtime.timeline import Watch, logger
+from flashrec.runtime.timeline import Moving, Watch, logger
 from flashrec.runtime.worker import Worker
 from flashrec.wire import messages as m
 
@@ -143,7 +143,12 @@ class Recovery:
             store.set("address", msgspec.msgpack.encode(address))
             listener.settimeout(worker.limits.resume_timeout_s)  # the source may have other targets before us
             moved = transfer.receive_state(
-                listener, worker.sockets, worker.secret, self._state, worker.limits.transfer_timeout_s
+                listener,
+                worker.sockets,
+                worker.secret,
+                self._state,
+                worker.limits.transfer_timeout_s,
+                Moving("receiving", worker.timeline),
             )
         if moved.manifest.v != plan.resume_step:
             raise RecoveryFailed(f"the source sent step {moved.manifest.v}, the plan says {plan.resume_step}")
@@ -168,6 +173,7 @@ class Recovery:
             worker.progress.v,
             self._ddp.layouts(),
             worker.limits.transfer_timeout_s,
+            Moving("sending", worker.timeline),
         )
         self._mark_moved("sent", plan, moved, watch)
 

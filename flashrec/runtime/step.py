@@ -212,12 +212,10 @@ class StepGuard:
             self._plan = plan = self._recovery.await_plan()
             if plan.resume_step == self._step or self._worker.rank in plan.sources:
                 raise StepInterrupted(f"step {self._step} is done again") from err
-            progress = self._worker.progress
-            if plan.resume_step != self._step + 1 or progress.voted != self._step:
+            if plan.resume_step != self._step + 1 or self._worker.progress.voted != self._step:
                 raise RecoveryFailed(
                     f"rank {self._worker.rank} is in step {self._step} and is told to resume at {plan.resume_step}"
                 ) from err
-            progress.passed = self._step
             self._worker.timeline.mark("rolling_forward", step=self._step, generation=plan.generation)
 
     def _commit(self) -> None:

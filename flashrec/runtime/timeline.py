@@ -6,6 +6,7 @@ import logging
 import time
 
 logger = logging.getLogger("flashrec.runtime")
+_MOVING_INTERVAL_S = 2.0
 
 
 class Timeline:
@@ -28,6 +29,19 @@ class Watch:
 
     def ms(self) -> float:
         return (time.monotonic() - self._start) * 1e3
+
+
+class Moving:
+    """Marks how far a long transfer is, now and then."""
+
+    def __init__(self, what: str, timeline: Timeline) -> None:
+        self._what, self._timeline, self._watch, self._last_ms = what, timeline, Watch(), 0.0
+
+    def __call__(self, num_bytes: int) -> None:
+        ms = self._watch.ms()
+        if ms - self._last_ms >= _MOVING_INTERVAL_S * 1e3:
+            self._last_ms = ms
+            self._timeline.mark(self._what, bytes=num_bytes, ms=ms)
 
 
 def _text(value: object) -> str:

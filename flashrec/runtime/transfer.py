@@ -21,7 +21,7 @@ import contextlib
 import hashlib
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -32,8 +32,9 @@ import torch
 from flashrec.runtime import codec
 from flashrec.runtime.errors import RecoveryFailed
 from flashrec.runtime.state import Manifest, State
+from flashrec.runtime.timeline import logger
 from flashrec.runtime.torch_private import BucketLayout
-from flashrec.transport.handshake import accept_authenticated, connect_authenticated
+from flashrec.transport.handshake import HandshakeRefused, accept_authenticated, connect_authenticated
 from flashrec.wire.frames import ProtocolError, frame
 
 MAX_MANIFEST_BYTES = 1 << 30
@@ -42,6 +43,7 @@ _BYTES_PER_BATCH = 16 << 20
 _LENGTH = struct.Struct("!I")
 _SOCKET_BUFFER_BYTES = 4 << 20
 _HASH_THREADS = 2
+_STRANGER_TIMEOUT_S = 2.0
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -92,18 +94,25 @@ class Sockets:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+Report = Callable[[int], None]  # is told how many bytes have moved so far
+
+
+def _unheard(num_bytes: int) -> None:
+    """A report that nobody listens to."""
+
+
 def listen(address: str) -> socket.socket:
     """A listening socket on the address of this node; any free port."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((address, 0), family=family, backlog=4)
 
 
-def receive_state(listener: socket.socket, sockets: Sockets, secret: bytes, state: State, timeout_s: float) -> Moved:
+def receive_state(
+    listener: socket.socket, sockets: Sockets, secret: bytes, state: State, timeout_s: float, report: Report = _unheard
+) -> Moved:
     """Target side. Raises OSError (also when a fence cut it), LayoutMismatch, RecoveryFailed."""
-    connection, _ = listener.accept()
-    with sockets.watch(connection):
+    with sockets.watch(_accept_source(listener, secret)) as connection:
         _tune(connection, timeout_s)
-        accept_authenticated(connection, secret)
         manifest = _receive(connection, Manifest)
         try:
             state.prepare(manifest)
@@ -112,7 +121,7 @@ def receive_state(listener: socket.socket, sockets: Sockets, secret: bytes, stat
             raise
         _send(connection, Verdict(""))
         with _hashing() as pool, torch.no_grad():
-            digests, num_bytes = _receive_tensors(connection, state.tensors(), pool)
+            digests, num_bytes = _receive_tensors(connection, state.tensors(), pool, report)
         if _receive(connection, Digests).digests != digests:
             text = "the state arrived with other bytes than it left: memory or network of this node is not sound"
             _send(connection, Verdict(text))
@@ -130,6 +139,7 @@ def send_state(
     v: int,
     layouts: list[BucketLayout],
     timeout_s: float,
+    report: Report = _unheard,
 ) -> Moved:
     """Source side. Raises OSError (also when a fence cut it), CannotEncode, RecoveryFailed."""
     manifest = state.manifest(v, layouts)
@@ -139,14 +149,27 @@ def send_state(
         _send(connection, manifest)
         _check(connection)
         with _hashing() as pool:
-            digests, num_bytes = _send_tensors(connection, state.tensors(), pool)
+            digests, num_bytes = _send_tensors(connection, state.tensors(), pool, report)
         _send(connection, Digests(digests))
         _check(connection)
     return Moved(num_bytes, _combined(digests), manifest)
 
 
+def _accept_source(listener: socket.socket, secret: bytes) -> socket.socket:
+    """The first connection that knows the secret. Strangers (port scanners) are dropped one after the other."""
+    while True:
+        connection, peer = listener.accept()
+        try:
+            accept_authenticated(connection, secret, _STRANGER_TIMEOUT_S)
+        except HandshakeRefused as err:
+            connection.close()
+            logger.warning("restore: refused a connection from %s: %s", peer[0], err)
+        else:
+            return connection
+
+
 def _send_tensors(
-    connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor
+    connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor, report: Report
 ) -> tuple[tuple[bytes, ...], int]:
     hashes: list[Future[list[bytes]]] = []
     num_bytes = 0
@@ -155,11 +178,12 @@ def _send_tensors(
         hashes.append(pool.submit(_hash, views))
         num_bytes += sum(map(len, views))
         _send_all(connection, views)
+        report(num_bytes)
     return tuple(digest for future in hashes for digest in future.result()), num_bytes
 
 
 def _receive_tensors(
-    connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor
+    connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor, report: Report
 ) -> tuple[tuple[bytes, ...], int]:
     hashes: list[Future[list[bytes]]] = []
     num_bytes = 0
@@ -175,6 +199,7 @@ def _receive_tensors(
         for tensor, stage in zip(batch, stages, strict=True):
             if stage is not tensor:
                 tensor.copy_(stage)
+        report(num_bytes)
     return tuple(digest for future in hashes for digest in future.result()), num_bytes
 
 

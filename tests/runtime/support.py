@@ -44,7 +44,10 @@ def _start_fork_server() -> None:
 class Cluster:
     """One job of `world_size` ranks: control plane double, and the worker processes."""
 
-    def __init__(self, path: Path, world_size: int, address: str = "127.0.0.1", lease_s: float = 20.0) -> None:
+    def __init__(
+        self, path: Path, world_size: int, address: str = "127.0.0.1", lease_s: float = 20.0, **env: str
+    ) -> None:
+        self._env = env
         self.path, self.world_size, self.address, self.lease_s = path, world_size, address, lease_s
         path.mkdir(parents=True, exist_ok=True)
         self.generation = 1
@@ -54,6 +57,7 @@ class Cluster:
         self.decide: Callable[[int, dict[int, Report]], Any] = commit.decide
         self.plans: list[Plan] = []
         self.auto_resume = True
+        self.withheld = "-"  # groups whose name begins so are not relayed
         self._reports: dict[int, Report] = {}
         self._restored: set[int] = set()
         self._finished: set[int] = set()
@@ -84,6 +88,7 @@ class Cluster:
             "FLASHREC_INCARNATION": str(self.incarnation[rank]),
             "FLASHREC_GENERATION": str(self.generation),
             "FLASHREC_JOINS": "1" if joins else "",
+            **self._env,
         }
 
     def start(self, program: Callable[..., None], rank: int, joins: bool = False, **config: Any) -> None:
@@ -243,7 +248,7 @@ class Cluster:
         if getattr(message, "generation", self.generation) != self.generation:
             return
         match message:
-            case m.KeyPosted():
+            case m.KeyPosted() if not message.group.startswith(self.withheld):
                 keys = m.KeysPushed(
                     generation=message.generation,
                     group=message.group,

@@ -108,6 +108,22 @@ def test_a_replacement_that_dies_while_it_forms_or_is_restored(make_cluster, und
     assert_same(cluster.results(), undisturbed())
 
 
+def test_a_fence_reaches_a_target_that_waits_for_its_source(make_cluster, undisturbed) -> None:
+    cluster = make_cluster(3)
+    cluster.withheld = "restore/"  # so the source does not learn where the target listens
+    config = {"faults": [(1, 1, 3, "backward")]}
+    cluster.start_all(programs.train, **config)
+    cluster.await_exit(1)
+    cluster.replace(1, program=programs.train, **config)
+    cluster.await_message(m.KeyPosted, rank=1, group="restore/1")
+    cluster.withheld = "-"
+    cluster.fence()
+    for rank in range(3):
+        cluster.await_message(m.WorkerReported, rank=rank, generation=3, timeout_s=5)
+    cluster.await_end()
+    assert_same(cluster.results(), undisturbed())
+
+
 def test_a_survivor_that_dies_in_the_recovery(make_cluster, undisturbed) -> None:
     cluster = make_cluster(3)
     config = {"faults": [(1, 1, 3, "backward")]}
@@ -208,6 +224,12 @@ def test_a_loss_after_the_final_vote_completes(make_cluster, undisturbed) -> Non
 
 def test_over_ipv6(make_cluster, undisturbed) -> None:
     cluster = make_cluster(3, address="::1")
+    recover(cluster, [1], faults=[(1, 1, 3, "backward")])
+    assert_same(cluster.results(), undisturbed())
+
+
+def test_over_a_chosen_interface(make_cluster, undisturbed) -> None:
+    cluster = make_cluster(3, address="127.0.0.9", GLOO_SOCKET_IFNAME="lo")
     recover(cluster, [1], faults=[(1, 1, 3, "backward")])
     assert_same(cluster.results(), undisturbed())
 

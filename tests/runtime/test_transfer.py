@@ -38,7 +38,7 @@ def make(width: int = 8, steps: int = 0, optimizer: Any = torch.optim.AdamW, fil
     return model, opt, scheduler, State(model, [opt], {"scheduler": scheduler}, sends_random_state=False)
 
 
-def move(source: State, target: State, secret: bytes = SECRET, v: int = 7) -> dict[str, Any]:
+def move(source: State, target: State, v: int = 7) -> dict[str, Any]:
     """Both ends; what each returned or raised."""
     found: dict[str, Any] = {}
 
@@ -53,7 +53,7 @@ def move(source: State, target: State, secret: bytes = SECRET, v: int = 7) -> di
         address = transfer.Address("127.0.0.1", listener.getsockname()[1])
         ends = [
             ("target", lambda: transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0)),
-            ("source", lambda: transfer.send_state(address, transfer.Sockets(), secret, source, v, [[[0]]], 10.0)),
+            ("source", lambda: transfer.send_state(address, transfer.Sockets(), SECRET, source, v, [[[0]]], 10.0)),
         ]
         threads = [threading.Thread(target=run, args=end) for end in ends]
         for thread in threads:
@@ -117,9 +117,22 @@ def test_bytes_that_change_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(found["target"], RecoveryFailed) and "other bytes than it left" in str(found["target"])
 
 
-def test_a_stranger_is_refused() -> None:
-    found = move(make()[3], make()[3], secret=secrets.token_bytes(32))
-    assert isinstance(found["source"], HandshakeRefused) and isinstance(found["target"], HandshakeRefused)
+def test_a_stranger_is_refused_and_the_source_is_still_awaited(caplog: pytest.LogCaptureFixture) -> None:
+    source, target, found = make(steps=1)[3], make()[3], []
+    with transfer.listen("127.0.0.1") as listener:
+        listener.settimeout(10)
+        address = transfer.Address("127.0.0.1", listener.getsockname()[1])
+        thread = threading.Thread(
+            target=lambda: found.append(transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0))
+        )
+        thread.start()
+        with pytest.raises(HandshakeRefused):
+            transfer.send_state(address, transfer.Sockets(), secrets.token_bytes(32), source, 7, [], 10.0)
+        sent: list[int] = []
+        transfer.send_state(address, transfer.Sockets(), SECRET, source, 7, [], 10.0, sent.append)
+        thread.join(10)
+    assert found[0].manifest.v == 7 and sent[-1] == found[0].num_bytes
+    assert "restore: refused a connection from 127.0.0.1" in caplog.text
 
 
 def test_a_fence_cuts_a_transfer() -> None:
