@@ -8,9 +8,8 @@ SHELL := /bin/bash
 .PHONY: help venv install-system lint format test test-fast demo clean
 
 VENV ?= .venv
-# Where torch without CUDA comes from; where it cannot be reached, pip's own index is asked (and may give the CUDA
-# build, which works as well and is large). A machine with GPUs: make venv TORCH_INDEX=
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
+TORCH_INDEX ?=
 TORCH ?= torch==2.13.0
 # The demo's victim, 1 to 4: 1 is the node of rank 0 (NODE= leaves the choice to the demo)
 NODE ?=
@@ -46,10 +45,8 @@ venv: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@echo "installing Python packages into $(VENV); the first time this takes minutes"
 	@test -x $(VENV)/bin/python || { python=$$(PYTHON="$(PYTHON)" .ci/find-python) && "$$python" -m venv --clear $(VENV); }
-	@index="$(TORCH_INDEX)"; \
-	if [ -n "$$index" ] && $(VENV)/bin/python -c "import urllib.request as u; u.urlopen('$$index/torch/', timeout=5)" 2>/dev/null; \
-	then from="--index-url $$index"; else from=""; fi; \
-	$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(VENV)/bin/python -m pip install -q $$from "$(TORCH)"
+	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
+		$(VENV)/bin/python -m pip install -q $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
 	@$(VENV)/bin/python -m pip install -q -e ".[torch,dev]"
 	@touch $@
 
