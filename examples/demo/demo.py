@@ -50,6 +50,7 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps (default 60)")
     parser.add_argument("--at-step", type=int, default=25, help="the power goes in this step (default 25)")
+    parser.add_argument("--name", default="demo", help="name of the dev cluster and of the work folder (default demo)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
     options = parser.parse_args()
     if not 1 <= options.node < NUM_NODES:
@@ -57,11 +58,11 @@ def main() -> int:
             f"NODE={options.node}: choose an active node, 1 to {NUM_NODES - 1}. Node 0 is the batch host: the manager "
             "runs there, and in this version the job does not outlive it"
         )
-    work = ROOT / ".demo"
+    work = ROOT / ".demo" / options.name
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
+    work.mkdir(parents=True)
     try:
-        cluster = DevCluster.up(ClusterSpec(name="demo", num_nodes=NUM_NODES), progress=_step)
+        cluster = DevCluster.up(ClusterSpec(name=options.name, num_nodes=NUM_NODES), progress=_step)
     except DevClusterError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
