@@ -19,7 +19,7 @@ import torch.distributed as dist
 from flashrec.runtime import gloo, nccl, torch_private
 from flashrec.runtime.board import Board
 from flashrec.runtime.engine import Group
-from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded
+from flashrec.runtime.errors import NotUnblockable, RecoveryFailed
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.timeline import Timeline, Watch
 
@@ -149,8 +149,6 @@ class _Build:
 
         self._board.wait(ready, self._generation, timeout_s, "the peers of our process groups")
         if self._errors:
-            if self._board.announced > self._generation:
-                raise Superseded from self._errors[0]
             raise self._errors[0]
         return self._done
 
