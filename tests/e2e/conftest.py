@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flashrec.devcluster.cluster import DevCluster
+from tests.e2e.cluster_job import NodeJob
 from tests.e2e.support import LocalJob
+from tests.support.cluster import shared_folder
 
 
 @pytest.fixture
@@ -38,5 +41,50 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
                 job.close()
             known[steps] = job.out
         return known[steps]
+
+    return run
+
+
+# ---- jobs on a dev cluster: the module that uses these has a fixture `cluster` of scope module
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with shared_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., NodeJob]]:
+    """Start jobs; afterwards they are cancelled and every node is healed, whatever happened."""
+    jobs: list[NodeJob] = []
+
+    def start(**options: object) -> NodeJob:
+        name = f"{request.node.name.replace('[', '-').replace(']', '')}-{len(jobs)}"
+        jobs.append(NodeJob(cluster, folder, name, **options))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+    for node in cluster.status().nodes:
+        if not node.link_up:
+            cluster.heal(node.name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_job(cluster: DevCluster, folder: Path) -> Callable[..., Path]:
+    """The numbers of a job that lost nothing, by (world size, steps)."""
+    known: dict[tuple[int, int], Path] = {}
+
+    def run(ranks: int, steps: int) -> Path:
+        if (ranks, steps) not in known:
+            job = NodeJob(cluster, folder, f"undisturbed-{ranks}-{steps}", nodes=ranks + 1, spares=1, steps=steps)
+            try:
+                job.finish(None)
+            finally:
+                job.close()
+            known[ranks, steps] = job.out
+        return known[ranks, steps]
 
     return run

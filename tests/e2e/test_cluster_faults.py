@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flashrec.devcluster.cluster import DevCluster
-from flashrec.testing import Fault, FaultDirectory, FaultPlan
-from flashrec.testing.jobs import SubmittedJob, path_with
+from flashrec.testing import Fault
+from flashrec.testing.jobs import path_with
+from tests.e2e.cluster_job import PLACES
 from tests.e2e.support import (
-    QUICK,
-    SMALL,
-    TRAIN,
-    assert_at_most_one_step_redone,
-    assert_identical,
     assert_no_process,
     report_of,
 )
-from tests.support.cluster import dev_cluster, shared_folder
+from tests.support.cluster import dev_cluster
 
 pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(600)]
 
-PLACES = ["forward", "backward", "before-vote", "in-optimizer", "after-optimizer"]
 NUM_NODES = 6
 
 
@@ -39,99 +34,8 @@ def cluster() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with shared_folder() as folder:
-        yield folder
-
-
-class NodeJob:
-    """A submitted job with a fault plan; `hit` performs one planned fault on the node where its victim waits."""
-
-    def __init__(
-        self, cluster: DevCluster, folder: Path, name: str, *, nodes: int, spares: int, steps: int,
-        faults: list[Fault] = (), settings: tuple[str, ...] = (), per_node: int = 1,
-    ) -> None:  # fmt: skip
-        self.cluster, self.folder, self.out = cluster, folder / name, folder / name / "out"
-        self.folder.mkdir(parents=True)
-        self.faults = FaultDirectory(self.folder / "faults")
-        self.plan = FaultPlan(str(self.faults.path), tuple(faults), timeout_s=200)
-        inject = f"-m flashrec.testing.inject {self.faults.write_plan(self.plan)} --" if faults else ""
-        options = " ".join([*QUICK, *(f"--set {setting}" for setting in settings)])
-        script = self.folder / "job.sh"
-        script.write_text(
-            f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={per_node}\n#SBATCH --no-kill\n"
-            f"flashrec run --spares {spares} {options} -- "
-            f"python {inject} {TRAIN} --steps {steps} --out {self.out} {' '.join(SMALL)}\n"
-        )
-        env = {"PATH": path_with(Path(sys.executable).parent)}
-        self.submitted = SubmittedJob(cluster.run, self.folder, [str(script)], env)
-        self.journal, self.job_dir = self.submitted.journal, self.submitted.job_dir
-
-    def hit(self, fault_id: str, perform: Callable[[str], float]) -> str:
-        """Wait for the victim, perform the fault on its node, record when. Returns the node."""
-        armed = self.faults.await_armed(fault_id, 120)
-        self.faults.mark_fired(fault_id, perform(armed.node))
-        return armed.node
-
-    def await_spare(self, node: str, former: int) -> None:
-        """Wait until `node` has joined again, after its life number `former`."""
-        self.journal.wait_for(lambda: self.life(node) > former, f"node {node} returns as a spare", 60)
-
-    def life(self, node: str) -> int:
-        return max((e["incarnation"] for e in self.journal.events("AgentJoined") if e["node"] == node), default=0)
-
-    def finish(self, undisturbed: Path | None, recoveries: int | None = None) -> None:
-        self.submitted.wait(300)
-        output = self.submitted.output.read_text()
-        assert self.submitted.exit_code() == 0, output[-4000:]
-        self.faults.assert_all_fired(self.plan)
-        if undisturbed is not None:
-            assert_identical(undisturbed, self.out)
-            assert_at_most_one_step_redone(self.job_dir, recoveries)
-
-    def close(self) -> None:
-        self.cluster.run(["scancel", str(self.submitted.id)], check=False)
-
-
-@pytest.fixture
-def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., NodeJob]]:
-    """Start jobs; afterwards they are cancelled and every node is healed, whatever happened."""
-    jobs: list[NodeJob] = []
-
-    def start(**options: object) -> NodeJob:
-        name = f"{request.node.name.replace('[', '-').replace(']', '')}-{len(jobs)}"
-        jobs.append(NodeJob(cluster, folder, name, **options))  # type: ignore[arg-type]
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
-    for node in cluster.status().nodes:
-        if not node.link_up:
-            cluster.heal(node.name)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: DevCluster, folder: Path) -> Callable[..., Path]:
-    """The numbers of a job that lost nothing, by (world size, steps)."""
-    known: dict[tuple[int, int], Path] = {}
-
-    def run(ranks: int, steps: int) -> Path:
-        if (ranks, steps) not in known:
-            job = NodeJob(cluster, folder, f"undisturbed-{ranks}-{steps}", nodes=ranks + 1, spares=1, steps=steps)
-            try:
-                job.finish(None)
-            finally:
-                job.close()
-            known[ranks, steps] = job.out
-        return known[ranks, steps]
-
-    return run
-
-
 @pytest.mark.parametrize("kind", ["power-cut", "partition"])
-def test_node_fault_at_each_place(kind: str, cluster: DevCluster, node_job, undisturbed) -> None:
+def test_node_fault_at_each_place(kind: str, cluster: DevCluster, node_job, undisturbed_job) -> None:
     """Five faults in one job, one at each place; the lost node is healed and returns before the next."""
     steps = 24
     faults = [
@@ -150,13 +54,13 @@ def test_node_fault_at_each_place(kind: str, cluster: DevCluster, node_job, undi
             assert cluster.processes(node), "a partition kills nothing"
         cluster.heal(node)
         job.await_spare(node, former)
-    job.finish(undisturbed(3, steps), recoveries=len(faults))
+    job.finish(undisturbed_job(3, steps), recoveries=len(faults))
     for recovery in report_of(job.job_dir)["recoveries"]:
         assert "silent for" in recovery["reasons"][0]
 
 
 @pytest.mark.parametrize("kind", ["power-cut", "partition"])
-def test_spare_lost_while_it_joins(kind: str, cluster: DevCluster, node_job, undisturbed) -> None:
+def test_spare_lost_while_it_joins(kind: str, cluster: DevCluster, node_job, undisturbed_job) -> None:
     """A node is lost; the spare that takes over is lost while its worker joins; the second spare takes over."""
     faults = [
         Fault("first", rank=1, place="backward", kind="request", step=4),
@@ -166,18 +70,18 @@ def test_spare_lost_while_it_joins(kind: str, cluster: DevCluster, node_job, und
     perform = cluster.cut_power if kind == "power-cut" else cluster.partition
     lost = [job.hit("first", perform), job.hit("second", perform)]
     assert len(set(lost)) == 2
-    job.finish(undisturbed(3, 10), recoveries=1)
+    job.finish(undisturbed_job(3, 10), recoveries=1)
     assert report_of(job.job_dir)["recoveries"][0]["launched"][-1].endswith("on n0"), "the batch host is the last spare"
 
 
-def test_two_nodes_at_once_with_two_spares(cluster: DevCluster, node_job, undisturbed) -> None:
+def test_two_nodes_at_once_with_two_spares(cluster: DevCluster, node_job, undisturbed_job) -> None:
     faults = [Fault("both", rank=1, place="in-collective", kind="request", step=4, holder=0)]
     job = node_job(nodes=5, spares=2, steps=10, faults=faults)
     armed = job.faults.await_armed("both", 120)
     other = next(node for node in ("n1", "n2", "n3") if node not in (armed.node, "n1"))
     cluster.cut_power(other)
     job.faults.mark_fired("both", cluster.cut_power(armed.node))
-    job.finish(undisturbed(3, 10), recoveries=1)
+    job.finish(undisturbed_job(3, 10), recoveries=1)
     dead = {line["subject"] for line in job.journal.lines() if line["kind"] == "verdict" and line["state"] == "dead"}
     assert dead == {f"node {armed.node}", f"node {other}"}
 
@@ -195,7 +99,7 @@ def test_no_spare_left_is_a_clear_end(cluster: DevCluster, node_job) -> None:
     assert_no_process(str(job.job_dir / "secret"))
 
 
-def test_controller_away_during_a_recovery(cluster: DevCluster, node_job, undisturbed) -> None:
+def test_controller_away_during_a_recovery(cluster: DevCluster, node_job, undisturbed_job) -> None:
     """slurmctld is stopped when the node is lost and comes back 20 s later: the job waits for it and completes."""
     faults = [Fault("cut", rank=1, place="backward", kind="request", step=4)]
     job = node_job(nodes=4, spares=1, steps=10, faults=faults)
@@ -208,10 +112,10 @@ def test_controller_away_during_a_recovery(cluster: DevCluster, node_job, undist
         assert job.journal.resumes() == 0
     finally:
         cluster.start_daemon("slurmctld")
-    job.finish(undisturbed(3, 10), recoveries=1)
+    job.finish(undisturbed_job(3, 10), recoveries=1)
 
 
-def test_an_agent_that_is_killed_is_started_again_as_a_spare(cluster: DevCluster, node_job, undisturbed) -> None:
+def test_an_agent_that_is_killed_is_started_again_as_a_spare(cluster: DevCluster, node_job, undisturbed_job) -> None:
     """An agent's death costs its node's workers; the spare takes over, and the node returns with a new agent."""
     faults = [Fault("kill", rank=1, place="backward", kind="request", step=4)]
     job = node_job(nodes=4, spares=1, steps=40, faults=faults)
@@ -222,7 +126,7 @@ def test_an_agent_that_is_killed_is_started_again_as_a_spare(cluster: DevCluster
     cluster.run(["kill", "-9", str(inside[agents[0]])], node=armed.node)
     job.faults.mark_fired("kill", time.monotonic())
     job.await_spare(armed.node, 1)
-    job.finish(undisturbed(3, 40), recoveries=1)
+    job.finish(undisturbed_job(3, 40), recoveries=1)
 
 
 def test_an_allocation_that_cannot_survive_is_refused(cluster: DevCluster, folder: Path) -> None:
