@@ -16,23 +16,23 @@ docs/concepts/recovery.md. Stale speech is dropped in `_is_stale`, and only ther
 
 from __future__ import annotations
 
-from flashrec.core import commit, effects, events
+from flashrec.core import commit, effects, endings, events
 from flashrec.core.effects import AnyEffect
+from flashrec.core.endings import EXIT_BUG, EXIT_REQUEUE
 from flashrec.core.events import AnyEvent
+from flashrec.core.last_words import LastWords
 from flashrec.core.limits import Limits
 from flashrec.core.membership import Members, Slot
 from flashrec.core.placement import place
-from flashrec.core.types import Assignment, Phase, Plan
+from flashrec.core.types import Phase, Plan
 
-EXIT_BUG = 1  # the training script raises: a retry would raise again
-EXIT_REQUEUE = 75  # nothing wrong with the script: the job may be requeued (EX_TEMPFAIL)
-
+_ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.RUNNING: frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED}),
-    Phase.FENCING: frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED}),
-    Phase.PLACING: frozenset({Phase.FENCING, Phase.PLACING, Phase.FORMING, Phase.STOPPED}),
-    Phase.FORMING: frozenset({Phase.FENCING, Phase.PLACING, Phase.RESTORING, Phase.STOPPED}),
-    Phase.RESTORING: frozenset({Phase.FENCING, Phase.PLACING, Phase.RUNNING, Phase.STOPPED}),
+    Phase.RUNNING: _ALWAYS,
+    Phase.FENCING: _ALWAYS,
+    Phase.PLACING: _ALWAYS | {Phase.FORMING},
+    Phase.FORMING: _ALWAYS | {Phase.RESTORING},
+    Phase.RESTORING: _ALWAYS | {Phase.RUNNING},
     Phase.STOPPED: frozenset(),
 }
 
@@ -50,11 +50,10 @@ class Machine:
         self.stop_reason = ""
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
+        self._room_deadline: float | None = None  # how long to wait for a node while ranks have none
         self._without_progress = 0
         self._is_supervised = False  # some worker has called flashrec.init()
-        self._attempt = 1  # generation that last resumed (or started): exceptions of one attempt are one sighting
-        self._raised: dict[tuple[int, str], int] = {}  # (step, fingerprint) -> attempt it was first seen in
-        self._last_words: dict[int, events.WorkerRaised] = {}
+        self._last_words = LastWords()
         self._out: list[AnyEffect] = []
 
     # ---- the whole interface ----------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ class Machine:
             case events.WorkerExited():
                 self._worker_exited(event, now)
             case events.WorkerRaised():
-                self._last_words[event.rank] = event
+                self._last_words.hear(event)
             case events.WorkerReported():
                 self._worker_reported(event, now)
             case events.WorkerFormed():
@@ -119,7 +118,7 @@ class Machine:
                 self.members.slots[event.rank].committed = True
                 self._without_progress = 0
             case events.WorkerFinished():
-                self.members.slots[event.rank].finished = True
+                self._worker_finished(event)
             case events.LaunchFailed():
                 self._launch_failed(event, now)
             case events.StopRequested():
@@ -134,7 +133,7 @@ class Machine:
             return
         node.incarnation, node.alive = event.incarnation, True
         node.process_failures = node.launch_failures = 0
-        if not self._trained and self.phase is Phase.PLACING:
+        if not any(slot.incarnation for slot in self.members.slots):
             active = list(self.members.nodes.values())[: self.members.num_active]
             if all(member.alive for member in active):
                 self._launch_unplaced("all active nodes are ready", now)
@@ -145,11 +144,13 @@ class Machine:
         node = self.members.nodes[event.node]
         node.alive, node.lost_because = False, event.reason
         reason = f"node {node.name}: {event.reason}"
-        self._lose(list(self.members.on_node(node.name)), reason, now)
+        self._lose([slot for slot in self.members.on_node(node.name) if slot.is_live], reason, now)
 
     def _worker_joined(self, event: events.WorkerJoined, now: float) -> None:
         self.members.slots[event.rank].state = "up"
         self._is_supervised = True
+        if not self._trained and self._deadline is None:
+            self._deadline = now + self.limits.launch_timeout_s
         silent = [slot for slot in self.members.slots if slot.state == "gone" and not slot.finished]
         if silent and not self._trained:
             self._lose(silent, f"rank {silent[0].rank} ended before it called flashrec.init()", now)
@@ -158,18 +159,26 @@ class Machine:
         slot = self.members.slots[event.rank]
         if slot.finished or event.farewell == "orderly" or not self._is_supervised:
             slot.state = "gone"
-            self._stop_if_over()
+            if self._trained and self.phase is not Phase.RUNNING and not self.members.is_complete:
+                self._stop(*endings.left_early(slot.rank, "during a recovery"))
+            else:
+                self._stop_if_over()
             return
-        words = self._last_words.get(event.rank)
+        words = self._last_words.of(event.rank)
         if event.farewell == "raised" and words is not None and self._is_bug(words):
             return
         self.members.nodes[slot.node].process_failures += 1
         self._lose([slot], f"rank {slot.rank} on node {slot.node}: {event.reason}", now)
 
+    def _worker_finished(self, event: events.WorkerFinished) -> None:
+        was_complete = self.members.is_complete
+        self.members.slots[event.rank].finished = True
+        if self._trained and self.phase is not Phase.RUNNING and not was_complete:
+            self._complete()  # the fence was faster than this news
+
     def _is_bug(self, words: events.WorkerRaised) -> bool:
         """The same exception at the same step in a later attempt: a retry does not help, so stop and show it."""
-        key = (words.raised.step, words.raised.fingerprint)
-        if self._raised.setdefault(key, self._attempt) == self._attempt:
+        if not self._last_words.is_repeated(words):
             return False
         self._stop(
             f"rank {words.rank} raised the same exception again at step {words.raised.step}: this is an error "
@@ -213,29 +222,20 @@ class Machine:
         self._kill(lost, reason)
         for slot in lost:
             slot.state, slot.lost_because = "unplaced", reason
-        if any(slot.finished for slot in self.members.slots):
+        if self.members.is_complete:
             self._complete()
             return
         early = [slot.rank for slot in self.members.slots if slot.state == "gone"]
         if early and self._trained:
-            self._stop(f"{reason}; rank {early[0]} had left its script before the last step, so nothing can be "
-                       "restored (every rank must run its step loop to the end)", EXIT_BUG)  # fmt: skip
+            self._stop(*endings.left_early(early[0], f"before this failure: {reason}"))
             return
         if self._trained and not any(slot.is_survivor for slot in self.members.slots):
-            self._nothing_left(reason)
+            self._stop(*endings.nothing_left(reason, self._last_words))
             return
         if self._trained:
             self._fence(reason, now, counts)
         else:
             self._start_anew(reason, now)
-
-    def _nothing_left(self, reason: str) -> None:
-        """No worker with a state is left. If exceptions did it, the script is at fault."""
-        if self._last_words:
-            words = next(iter(self._last_words.values()))
-            self._stop(f"every rank ended with an exception; rank {words.rank}:\n{words.raised.traceback}", EXIT_BUG)
-            return
-        self._stop(f"{reason}; no rank with a valid state is left to restore from", EXIT_REQUEUE)
 
     def _is_stuck(self, reason: str) -> bool:
         """Failures in a row without one new optimizer step: the next one would only repeat them."""
@@ -253,7 +253,7 @@ class Machine:
         if counts and self._is_stuck(reason):
             return
         self.generation += 1
-        self.plan = None
+        self.plan, self._room_deadline = None, None
         for slot in self.members.slots:
             slot.forget_generation()
         self._move(Phase.FENCING, reason)
@@ -268,6 +268,7 @@ class Machine:
             return
         self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
         self.generation += 1
+        self._room_deadline = None
         for slot in self.members.slots:
             slot.state = "unplaced"
             slot.forget_generation()
@@ -278,43 +279,40 @@ class Machine:
     def _launch_unplaced(self, reason: str, now: float) -> None:
         """Ask for a next life of every rank without a worker; without room wait for a node, up to `spare_wait_s`."""
         waiting = self.members.unplaced()
-        if not waiting:
+        if not waiting or self.members.is_complete:
             return
         rooms = self.members.rooms(self.limits.max_in_place)
         placed, shortage = place({slot.rank: slot.node for slot in waiting}, rooms)
         if shortage is not None:
-            self._deadline = now + self.limits.spare_wait_s
+            if self._room_deadline is None:
+                self._room_deadline = now + self.limits.spare_wait_s
+            self._deadline = self._room_deadline
             return
-        placement: dict[str, tuple[Assignment, ...]] = {}
-        for node, ranks in placed.items():
-            for rank, local_rank in ranks.items():
-                slot = self.members.slots[rank]
-                slot.node, slot.local_rank, slot.state = node, local_rank, "launched"
-                slot.incarnation += 1
-                slot.generation, slot.joins = self.generation, self._trained
-                slot.finished = False
-                self._last_words.pop(rank, None)
-            placement[node] = tuple(
-                Assignment(r, local, self.members.slots[r].incarnation, self.generation, self._trained)
-                for r, local in ranks.items()
-            )
+        self._room_deadline = None
+        for slot in waiting:
+            self._last_words.forget(slot.rank)
+        placement = {node: self.members.assign(node, ranks, self.generation, self._trained)
+                     for node, ranks in placed.items()}  # fmt: skip
         self._out.append(effects.LaunchWorkers(placement, reason))
         if not self._trained:
-            self._attempt = self.generation
+            self._last_words.attempt = self.generation
             self._move(Phase.FORMING, "all ranks launched")
             self._deadline = now + self.limits.launch_timeout_s
         elif self.phase is Phase.PLACING:
             self._deadline = now + self.limits.launch_timeout_s
+        elif self.phase is Phase.FENCING:
+            self._deadline = now + self.limits.fence_timeout_s
 
     # ---- progress ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
         """Leave the current phase if its condition holds; may leave several."""
         slots = self.members.slots
+        if self.members.is_complete:
+            return  # whoever is left goes its own way to the end
         if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
             self._move(Phase.PLACING, "all survivors are fenced")
-            short = bool(self.members.unplaced())
-            self._deadline = now + (self.limits.spare_wait_s if short else self.limits.launch_timeout_s)
+            self._deadline = self._room_deadline or now + self.limits.launch_timeout_s
         if self.phase is Phase.PLACING and self._trained and all(s.report and s.is_live for s in slots):
             self._decide(now)
         if self.phase is Phase.FORMING and all(s.formed for s in slots):
@@ -327,7 +325,7 @@ class Machine:
         verdict = commit.decide(self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None})
         if isinstance(verdict, commit.Impossible):
             if len(verdict.ranks) == self.members.world_size:
-                self._nothing_left("the last state was lost")
+                self._stop(*endings.nothing_left("the last state was lost", self._last_words))
                 return
             self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
             return
@@ -339,40 +337,37 @@ class Machine:
     def _resume(self) -> None:
         at = {slot.restored_v for slot in self.members.slots}
         self._move(Phase.RUNNING, f"all ranks are ready at step {', '.join(map(str, sorted(at, key=str)))}")
-        self._deadline, self._trained, self._attempt = None, True, self.generation
+        self._deadline, self._trained, self._last_words.attempt = None, True, self.generation
         self._out.append(effects.AnnounceResume(self.generation))
 
     def _complete(self) -> None:
         """A rank has passed the final vote, so every rank has done all steps: nobody is restored any more."""
+        self._deadline = None
+        joiners = [slot for slot in self.members.slots if slot.is_live and slot.joins]
+        self._kill(joiners, "all steps are done: nobody is restored any more")
+        for slot in joiners:
+            slot.state = "unplaced"
         self._out.append(effects.AnnounceComplete(self.generation))
         self._stop_if_over()
 
     def _stop_if_over(self) -> None:
-        """Stop once no worker lives. Ranks lost after the final vote did all steps, but not their last lines."""
-        if self.members.live():
-            return
-        lost = self.members.unplaced()
-        if not lost:
-            done = all(slot.finished for slot in self.members.slots)
-            self._stop("all ranks have finished" if done else "all ranks have ended", 0)
-            return
-        names = ", ".join(str(slot.rank) for slot in lost)
-        self._stop(
-            f"all steps were done, but rank {names} ended before the end of the script: {lost[0].lost_because}",
-            EXIT_REQUEUE,
-        )
+        if not self.members.live():
+            self._stop(*endings.all_gone(self.members, self._last_words))
 
     def _timed_out(self, now: float) -> None:
         slots, limits = self.members.slots, self.limits
         if self.members.unplaced() and self.phase in (Phase.PLACING, Phase.FENCING):
             self._launch_unplaced("out of time: whatever node there is", now)
             if self.members.unplaced():
-                self._out_of_nodes()
+                self._stop(*endings.no_room(self.members, self.limits.start_timeout_s))
         elif self.phase is Phase.FENCING:
             mute = [s for s in slots if s.is_survivor and s.report is None]
             self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)
         elif self.phase is Phase.PLACING or not self._trained:
             mute = [s for s in slots if s.report is None and s.restored_v is None]
+            if not self._is_supervised:
+                mute = [s for s in mute if s.state == "launched"]  # a script without flashrec.init() says nothing
+                self._deadline = None
             for name in {s.node for s in mute}:
                 self.members.nodes[name].launch_failures += 1
             self._lose(mute, f"not ready within {limits.launch_timeout_s:g} s of its launch", now)
@@ -382,19 +377,6 @@ class Machine:
             self._fence(f"not restored within {limits.restore_timeout_s:g} s", now)
         else:
             self._deadline = None
-
-    def _out_of_nodes(self) -> None:
-        waiting = self.members.unplaced()
-        if not self._trained and not any(slot.incarnation for slot in self.members.slots):
-            absent = [n.name for n in self.members.nodes.values() if not n.alive][: self.members.num_active]
-            reason = f"no agent on node {', '.join(absent)} within {self.limits.start_timeout_s:g} s"
-        else:
-            why = "; ".join(sorted({slot.lost_because for slot in waiting if slot.lost_because}))
-            names = ", ".join(str(slot.rank) for slot in waiting)
-            reason = f"no spare is left for rank {names} ({why})"
-        self._stop(reason, EXIT_REQUEUE)
-
-    # ---- small things -----------------------------------------------------------------------------------------
 
     def _move(self, after: Phase, reason: str) -> None:
         if after not in TRANSITIONS[self.phase]:

@@ -6,12 +6,12 @@ that names another incarnation is stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from flashrec.core.placement import NodeRoom
-from flashrec.core.types import Report
+from flashrec.core.types import Assignment, Report
 
 
 class Node(msgspec.Struct):
@@ -74,6 +74,11 @@ class Members:
     def world_size(self) -> int:
         return len(self.slots)
 
+    @property
+    def is_complete(self) -> bool:
+        """Some rank has passed the final vote, so all steps are done on every rank."""
+        return any(slot.finished for slot in self.slots)
+
     def on_node(self, node: str) -> Iterator[Slot]:
         """Slots whose current worker lives on `node`."""
         return (slot for slot in self.slots if slot.node == node and slot.state != "unplaced")
@@ -83,6 +88,17 @@ class Members:
 
     def unplaced(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state == "unplaced"]
+
+    def assign(self, node: str, ranks: Mapping[int, int], generation: int, joins: bool) -> tuple[Assignment, ...]:
+        """Begin the next life of `ranks` (rank -> local rank) on `node`."""
+        for rank, local_rank in ranks.items():
+            slot = self.slots[rank]
+            slot.node, slot.local_rank, slot.state, slot.finished = node, local_rank, "launched", False
+            slot.incarnation, slot.generation, slot.joins = slot.incarnation + 1, generation, joins
+        return tuple(
+            Assignment(rank, local_rank, self.slots[rank].incarnation, generation, joins)
+            for rank, local_rank in ranks.items()
+        )
 
     def rooms(self, max_in_place: int) -> list[NodeRoom]:
         """Room on every living node. A node where processes keep failing, or launches fail, is not trusted."""
