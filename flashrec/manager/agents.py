@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from flashrec.manager.steps import Launcher, Step, end_steps
+from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
 from flashrec.slurm.client import SlurmClient, SlurmError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class AgentKeeper:
         self._manager, self._launcher, self._client = manager, launcher, client
         self._config = manager.request.config
         self._launch = 0
-        self._steps: list[Step] = []
+        self.steps: dict[Step, asyncio.Task[StepEnd]] = {}  # those that run, and the wait for their end
         self._retries: dict[str, asyncio.Task[None]] = {}
         self._left: set[str] = set()
 
@@ -51,13 +51,14 @@ class AgentKeeper:
             for task in self._retries.values():
                 task.cancel()
 
-    async def _start(self, nodes: tuple[str, ...]) -> Step:
+    async def _start(self, nodes: tuple[str, ...]) -> tuple[Step, asyncio.Task[StepEnd]]:
         self._launch += 1
         step = self._launcher.agents(nodes, self._launch)
         self._manager.journal.note("agents launched", nodes=nodes, launch=self._launch)
-        self._steps.append(step)
         await step.start()
-        return step
+        self.steps[step] = ended = asyncio.create_task(step.wait())
+        ended.add_done_callback(lambda _: self.steps.pop(step, None))
+        return step, ended
 
     async def _bring_back(self, node: str) -> None:
         """Try until an agent on this node has joined, or Slurm has taken the node from the job."""
@@ -70,15 +71,15 @@ class AgentKeeper:
                     continue
                 if node in self._left:
                     return
-                step = await self._start((node,))
-                ended = asyncio.create_task(step.wait())
+                step, ended = await self._start((node,))
                 deadline = time.monotonic() + JOIN_TIMEOUT_S
                 while not ended.done() and not self._is_back(node) and time.monotonic() < deadline:
                     await asyncio.wait([ended], timeout=0.2)
                 if self._is_back(node):
                     return
                 step.terminate(hard=True)
-                end = await ended
+                await asyncio.wait([ended])
+                end = ended.result()
                 self._manager.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
         finally:
             self._retries.pop(node, None)
@@ -110,11 +111,10 @@ class AgentKeeper:
 
     def abandon(self, node: str) -> None:
         """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
-        for step in self._steps:
+        for step in self.steps:
             if node in step.nodes:
                 step.abandon()
 
     async def stop(self, timeout_s: float) -> None:
         """Agents end on our Stop; those on lost nodes cannot, and srun waits for them."""
-        waits = [asyncio.create_task(step.wait()) for step in self._steps if step.is_running]
-        await end_steps(self._steps, waits, timeout_s)
+        await end_steps(tuple(self.steps), tuple(self.steps.values()), timeout_s)

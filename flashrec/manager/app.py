@@ -127,8 +127,8 @@ class Manager:
         """The machine's verdict; if that is good, the code with which the script itself ended its job step."""
         code = self.machine.exit_code or 0
         say(self.machine.stop_reason if code else f"done: {self.machine.stop_reason}")
-        if code == 0 and self.machine.generation == 1 and self._launches is not None and self._launches.ends:
-            return max(end.code for end in self._launches.ends)
+        if code == 0 and self.machine.generation == 1 and self._launches is not None:
+            return self._launches.worst_code
         return code
 
     # ---- receive, handle, perform -----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Launches:
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.steps: list[Step] = []
-        self.ends: list[StepEnd] = []
+        self.worst_code = 0  # of the steps that have ended by themselves
 
     def begin(self, effect: LaunchWorkers) -> None:
         """Start what the machine asked for: one step if every node gets the same number of tasks, else one per node."""
@@ -61,7 +61,7 @@ class Launches:
             self.steps.remove(step)
             missing = [who for who in everybody if self._is_missing(who)]
             if not missing:
-                self.ends.append(end)
+                self.worst_code = max(self.worst_code, end.code)
                 return
             if len(missing) == len(everybody) and is_outage(end.said):
                 self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])

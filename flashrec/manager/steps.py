@@ -43,7 +43,6 @@ class Step:
         self.name, self.log, self.nodes = name, log, frozenset(nodes)
         self._argvs, self._envs = argvs, envs
         self._processes: list[asyncio.subprocess.Process] = []
-        self._ended: asyncio.Task[StepEnd] | None = None
 
     async def start(self) -> None:
         """Start the processes. Raises OSError if there is no such command."""
@@ -61,10 +60,6 @@ class Step:
         codes = [await process.wait() for process in self._processes]
         worst = max((code if code >= 0 else 128 - code for code in codes), default=0)
         return StepEnd(worst, _tail(self.log))
-
-    @property
-    def is_running(self) -> bool:
-        return any(process.returncode is None for process in self._processes)
 
     def abandon(self) -> None:
         """Let the tasks of the step go on without their srun. Must be done when a node of the step is lost.
