@@ -38,7 +38,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, without a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # which numpy calls a buffer varies by version
+    return memoryview(array)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
