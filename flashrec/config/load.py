@@ -51,7 +51,10 @@ def _apply(data: dict[str, Any], setting: str) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise ConfigError(f"setting {setting!r}: {parent} is a value, not a section")
-    data[last] = yaml.safe_load(value)
+    try:
+        data[last] = yaml.safe_load(value)
+    except yaml.YAMLError as err:
+        raise ConfigError(f"setting {setting!r}: the value is not YAML: {err}") from err
 
 
 def _explain(text: str) -> str:
