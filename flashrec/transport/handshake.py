@@ -22,6 +22,7 @@ import stat
 from pathlib import Path
 
 MAGIC = b"FLASHREC1\n"
+SECRET_BYTES = 32
 NONCE_BYTES = 16
 MAC_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -34,7 +35,7 @@ class HandshakeRefused(ConnectionError):
 
 def new_secret() -> bytes:
     """A fresh per-job secret, 32 random bytes."""
-    return secrets.token_bytes(32)
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def write_secret(path: Path, secret: bytes) -> None:
@@ -53,9 +54,12 @@ def read_secret(path: Path) -> bytes:
             f"but has uid {info.st_uid} and mode {stat.S_IMODE(info.st_mode):04o}"
         )
     try:
-        return bytes.fromhex(path.read_text().strip())
-    except ValueError as err:
-        raise ValueError(f"{path}: not a job secret (expected hexadecimal digits)") from err
+        secret = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"{path}: not a job secret (expected {2 * SECRET_BYTES} hexadecimal digits)")
+    return secret
 
 
 class Connecting:
