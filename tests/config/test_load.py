@@ -1,4 +1,4 @@
-"""Configuration: file, settings over it, validation. Whatever is wrong is an error that names the key and the remedy."""
+"""Configuration: file, settings over it, validation. What is wrong is an error that names the key and the remedy."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_bad_file_is_named(text: bytes, said: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read .*missing.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*missing.yaml: No such file"):
         load_config(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path)

@@ -1,0 +1,195 @@
+"""Channels: every end has a reason, no peer can hold up or fill up a sender, nobody is served without the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from flashrec.transport import stream
+from flashrec.transport.handshake import HandshakeRefused
+from flashrec.wire import frames
+from flashrec.wire import messages as m
+
+SECRET = b"s" * 32
+LIMIT_S = 10
+FENCE = m.Fence(7, "why")
+
+
+class Pair:
+    """One served connection: `server` is the accepting channel, `client` the connecting one."""
+
+    def __init__(self) -> None:
+        self.served: asyncio.Queue[stream.Channel] = asyncio.Queue()
+        self.refusals: list[str] = []
+        self.over = asyncio.Event()
+        self.returned = asyncio.Event()
+
+    async def serve(self, channel) -> None:
+        self.served.put_nowait(channel)
+        await self.over.wait()
+        self.returned.set()
+
+
+def played(scene: Callable[[Pair, int], Awaitable[None]]) -> None:
+    """Run a scene with a listener on a free port."""
+
+    async def play() -> None:
+        pair = Pair()
+        server = await stream.listen_tcp("127.0.0.1", 0, SECRET, frames.to_manager, pair.serve, pair.refusals.append)
+        async with asyncio.timeout(LIMIT_S):
+            await scene(pair, server.sockets[0].getsockname()[1])
+        pair.over.set()
+        server.close()
+
+    asyncio.run(play())
+
+
+async def connected(pair: Pair, port: int):
+    client = await stream.connect_tcp("127.0.0.1", port, SECRET, frames.to_agent)
+    return client, await pair.served.get()
+
+
+async def drained(channel) -> list[m.Message]:
+    return [message async for message in channel.messages()]
+
+
+def test_messages_both_ways_and_the_end() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        server.send(FENCE)
+        server.send(m.Resume(8))
+        incoming = client.messages()
+        assert [await anext(incoming), await anext(incoming)] == [FENCE, m.Resume(8)]
+        client.send(m.WorkerJoined(1, 2))
+        await client.drain_and_close()
+        assert await drained(server) == [m.WorkerJoined(1, 2)]
+        assert server.end_reason == "closed by the peer"
+        server.send(FENCE)  # on a closed channel: nothing
+
+    played(scene)
+
+
+def test_our_own_end_has_our_reason() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        server.abort("condemned: silent for 2 s")
+        assert await drained(server) == []
+        assert server.end_reason == "condemned: silent for 2 s"
+        assert await drained(client) == []
+        assert client.end_reason in ("closed by the peer", "reset by the peer")
+
+    played(scene)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (struct.pack("!I", 2**31), "over the limit"),
+        (frames.frame(b"\xc1"), "not a message of this channel"),
+        (frames.frame(frames.encode(m.Stop("I am the manager"))), "not a message of this channel"),
+    ],
+)
+def test_what_no_correct_peer_sends_ends_the_connection(sent: bytes, said: str) -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        client.send(m.WorkerJoined(1, 2))
+        client._writer.write(sent)
+        assert await drained(server) in ([m.WorkerJoined(1, 2)], [])
+        assert "protocol error" in server.end_reason
+        assert said in server.end_reason
+        assert await drained(client) == [], "the connection is closed"
+
+    played(scene)
+
+
+def test_a_peer_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_BACKLOG_BYTES", 100_000)
+
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        client._writer.transport.pause_reading()
+        big = m.Fence(1, "x" * 60_000)
+        for _ in range(1000):
+            server.send(big)
+            if server.end_reason:
+                break
+        assert "does not read (more than 100000 bytes are waiting)" in server.end_reason
+        assert await drained(server) == []
+
+    played(scene)
+
+
+def test_whoever_cannot_prove_the_secret_is_not_served() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        with pytest.raises(HandshakeRefused):
+            await stream.connect_tcp("127.0.0.1", port, b"o" * 32, frames.to_agent)
+        while not pair.refusals:
+            await asyncio.sleep(0.001)
+        assert pair.refusals[0].startswith("connection from 127.0.0.1:")
+        assert pair.served.empty()
+
+    played(scene)
+
+
+def test_whoever_is_no_longer_served_is_cut_off() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, _ = await connected(pair, port)
+        pair.over.set()
+        assert await drained(client) == []
+
+    played(scene)
+
+
+def test_a_manager_that_does_not_answer_is_given_up_in_time() -> None:
+    async def play() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises((HandshakeRefused, TimeoutError)):
+            await stream.connect_tcp("127.0.0.1", mute.getsockname()[1], SECRET, frames.to_agent, timeout_s=0.1)
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT_S))
+
+
+def test_a_unix_socket_in_a_private_directory(tmp_path: Path) -> None:
+    async def play() -> None:
+        pair = Pair()
+        path = stream.private_directory(tmp_path / "private") / "a.sock"
+        path.write_text("left behind by a killed agent")
+        server = await stream.listen_unix(path, SECRET, frames.to_manager, pair.serve, pair.refusals.append)
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        await stream.handshake.connect_stream(reader, writer, SECRET)
+        client = stream.Channel(reader, writer, frames.to_agent, "agent")
+        assert client.local_address == ""
+        client.send(m.WorkerJoined(1, 2))
+        channel = await pair.served.get()
+        async for message in channel.messages():
+            assert message == m.WorkerJoined(1, 2)
+            break
+        client.abort("done")
+        pair.over.set()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT_S))
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="mode 0700"):
+        stream.private_directory(tmp_path / "open")
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(PermissionError):
+        stream.private_directory(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    stream.private_directory(tmp_path / "x")
+    os.chown(tmp_path / "x", 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to uid"):
+        stream.private_directory(tmp_path / "x")
