@@ -206,7 +206,7 @@ class Manager:
 
     def _slot_of(self, rank: int, incarnation: int) -> Slot | None:
         slot = self.machine.members.slots[rank]
-        return slot if slot.is_live and slot.incarnation == incarnation else None
+        return slot if slot.incarnation == incarnation and slot.state != "unplaced" else None
 
     def _node_of(self, rank: int) -> str | None:
         slots = self.machine.members.slots

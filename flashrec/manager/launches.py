@@ -36,7 +36,7 @@ class Launches:
         self._launcher, self._send, self._slot_of = launcher, send, slot_of
         self._emit, self._note = emit, note
         self._count = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self.steps: list[Step] = []
         self.worst_code = 0  # of the steps that have ended by themselves
 
@@ -49,8 +49,8 @@ class Launches:
             for node, tasks in part.items():
                 self._send(node, m.ExpectTasks(self._count, tasks))
             task = asyncio.create_task(self._see_through(self._count, part))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     async def _see_through(self, launch: int, placement: Placement) -> None:
         everybody = [(a.rank, a.incarnation) for tasks in placement.values() for a in tasks]
@@ -61,7 +61,7 @@ class Launches:
             self.steps.remove(step)
             missing = [who for who in everybody if self._is_missing(who)]
             if not missing:
-                self.worst_code = max(self.worst_code, end.code)
+                self.worst_code = max(self.worst_code, 0 if step.is_forced else end.code)
                 return
             if len(missing) == len(everybody) and is_outage(end.said):
                 self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])
@@ -98,7 +98,7 @@ class Launches:
 
     async def stop(self, timeout_s: float) -> None:
         """End all steps; their workers are dead by now, but srun waits for ever for a task on a lost node."""
-        await end_steps(self.steps, self._tasks, timeout_s)
+        await end_steps(self.steps, self.tasks, timeout_s)
 
 
 def _last_line(said: str) -> str:

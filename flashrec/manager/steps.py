@@ -43,6 +43,7 @@ class Step:
         self.name, self.log, self.nodes = name, log, frozenset(nodes)
         self._argvs, self._envs = argvs, envs
         self._processes: list[asyncio.subprocess.Process] = []
+        self.is_forced = False  # ended by us: its exit code says nothing about its tasks
 
     async def start(self) -> None:
         """Start the processes. Raises OSError if there is no such command."""
@@ -67,6 +68,7 @@ class Step:
         Should that node come back before Slurm marks it DOWN, srun would kill the tasks on all nodes, --no-kill or not
         ("io error and missing step on node"). srun has a child that ends the step when srun dies, so it goes first.
         """
+        self.is_forced = True
         for process in self._processes:
             if process.returncode is None:
                 for pid in [*_children(process.pid), process.pid]:
@@ -75,6 +77,7 @@ class Step:
 
     def terminate(self, *, hard: bool = False) -> None:
         """Ask srun to end the step (hard: end it now). Harmless if it has ended."""
+        self.is_forced = True
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:
