@@ -1,4 +1,4 @@
-"""A job that lost nothing ends with the exit code of its ranks; a step that we ended ourselves says nothing about them."""
+"""A job that lost nothing ends with the exit code of its ranks; a step that we ended says nothing about them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def test_a_step_ended_by_us_at_the_end_does_not_count(tmp_path: Path) -> None:
     slot = Slot(0, "n1", 0, incarnation=1, state="gone")
 
     async def stop() -> int:
-        started = launches(tmp_path, "import time; time.sleep(60)", slot)
+        code = f"import time; open({str(tmp_path / 'started')!r}, 'w'); time.sleep(60)"
+        started = launches(tmp_path, code, slot)
         started.begin(LaunchWorkers({"n1": (TASK,)}, "test"))
-        while not started.steps or not started.steps[0].is_running:
+        while not (tmp_path / "started").exists():
             await asyncio.sleep(0.01)
         await started.stop(0.1)
         return started.worst_code
