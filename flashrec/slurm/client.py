@@ -7,7 +7,9 @@ safely. "Could not look" raises `SlurmUnavailable`; it is never an empty answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +17,8 @@ import msgspec
 from flashrec.slurm.hostlist import expand
 
 CALL_TIMEOUT_S = 15.0
+_END_TIMEOUT_S = 1.0
+_EACH_NODE = ("--all", "--noheader", "--Node")  # all: the node may be in a hidden partition
 
 
 class SlurmError(Exception):
@@ -42,18 +46,21 @@ class SlurmClient:
 
     async def job(self, job_id: int) -> JobInfo:
         """The job's state and its nodes now (a job shrinks when Slurm takes a lost node from it)."""
-        text = await self._call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%i|%T|%N|%B")
-        lines = [line for line in text.splitlines() if line]
-        if len(lines) != 1:
+        text = await self._call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%A|%T|%N|%B")
+        lines = [line.strip().split("|") for line in text.splitlines()]
+        found = [line for line in lines if line[0] == str(job_id)]  # an array's id brings all of its tasks
+        if len(found) != 1 or len(found[0]) != 4:
             raise SlurmError(f"squeue knows no single job {job_id} (it printed {len(lines)} lines)")
-        number, state, nodes, batch_host = lines[0].strip().split("|")
-        if number != str(job_id):
-            raise SlurmError(f"asked for job {job_id}, squeue answered for job {number}")
-        return JobInfo(job_id, state, expand(nodes), "" if batch_host in ("n/a", "(null)") else batch_host)
+        _, state, nodes, batch_host = found[0]
+        try:
+            names = expand(nodes)
+        except ValueError as err:
+            raise SlurmError(f"squeue says of job {job_id}: {err}") from err
+        return JobInfo(job_id, state, names, "" if batch_host in ("n/a", "(null)") else batch_host)
 
     async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
         """State words of each node, upper case, without Slurm's suffix marks ('*' becomes NOT_RESPONDING)."""
-        text = await self._call("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N|%T")
+        text = await self._call("sinfo", *_EACH_NODE, "--nodes", ",".join(nodes), "--format", "%N|%T")
         states: dict[str, frozenset[str]] = {}
         for line in text.splitlines():
             name, _, state = line.strip().partition("|")
@@ -65,7 +72,7 @@ class SlurmClient:
 
     async def node_address(self, node: str) -> str:
         """The address at which Slurm reaches a node (NodeAddr)."""
-        text = await self._call("sinfo", "--noheader", "--Node", "--nodes", node, "--format", "%o")
+        text = await self._call("sinfo", *_EACH_NODE, "--nodes", node, "--format", "%o")
         if not text.strip():
             raise SlurmError(f"sinfo did not show node {node}")
         return text.split()[0]
@@ -91,22 +98,36 @@ class SlurmClient:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=_environment(os.environ),
+                start_new_session=True,
             )
         except FileNotFoundError as err:
             raise SlurmUnavailable(
                 f"{argv[0]} not found: install Slurm's client commands or load their module"
             ) from err
+        except OSError as err:  # too many processes or open files, no memory: could not look
+            raise SlurmUnavailable(f"{argv[0]} cannot be run: {err.strerror}") from err
         try:
             async with asyncio.timeout(self._timeout_s):
                 out, err_text = await process.communicate()
         except TimeoutError as err:
-            process.kill()
-            await process.wait()
+            await _end(process)
             raise SlurmUnavailable(f"{argv[0]} did not answer within {self._timeout_s:g} s") from err
-        if process.returncode != 0:
-            said = err_text.decode(errors="replace").strip()
+        except asyncio.CancelledError:
+            await _end(process)
+            raise
+        said = err_text.decode(errors="replace").strip()
+        if process.returncode != 0 or (not out and is_outage(said)):  # scontrol write ends with 0 in an outage
             raise (SlurmUnavailable if is_outage(said) else SlurmError)(f"{' '.join(argv)}: {said or 'failed'}")
         return out.decode(errors="replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a command and what it started (site wrappers are scripts); bounded, it may be stuck in the kernel."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_TIMEOUT_S):
+            await process.communicate()
 
 
 def is_outage(said: str) -> bool:
@@ -138,5 +159,5 @@ def _state_words(state: str) -> frozenset[str]:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would change the output of Slurm's commands."""
-    formats = ("SQUEUE_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
+    formats = ("SQUEUE_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
     return {**{k: v for k, v in environ.items() if not k.startswith(formats)}, "LC_ALL": "C"}

@@ -1,16 +1,24 @@
-"""Host lists, through ClusterShell: never a split on commas. Order and padding are kept as Slurm wrote them."""
+"""Host lists, through ClusterShell: never a split on commas. Padding is kept as Slurm wrote it; names come out sorted.
+
+ClusterShell's own language is larger (groups, set operators, spaces): what Slurm does not write is refused.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+_HOSTLIST = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 
 
 def expand(hostlist: str) -> tuple[str, ...]:
     """'n[1-3,7]' → ('n1', 'n2', 'n3', 'n7'). Raises ValueError for what is not a host list."""
     if not hostlist:
         return ()
+    if not _HOSTLIST.fullmatch(hostlist):
+        raise ValueError(f"not a host list: {hostlist!r}")
     try:
         return tuple(NodeSet(hostlist, resolver=RESOLVER_NOGROUP))
     except NodeSetException as err:
