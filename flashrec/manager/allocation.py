@@ -46,7 +46,10 @@ async def inspect_allocation(client: SlurmClient, environ: Mapping[str, str]) ->
     objection = unsurvivable(len(job.nodes), environ)
     if objection:
         raise RequestError(objection)
-    script = await client.batch_script(job.job_id)
+    try:
+        script = await client.batch_script(job.job_id)
+    except SlurmUnavailable:
+        script = None  # could not look: that is a warning below
     warnings = no_kill_warnings(script, environ)
     here = environ.get("SLURMD_NODENAME", "")
     nodes = [node for node in job.nodes if node != here] + [node for node in job.nodes if node == here]
@@ -91,7 +94,7 @@ def script_has_no_kill(script: str) -> bool:
     """True if an #SBATCH line before the first command asks for --no-kill."""
     for line in script.splitlines():
         text = line.strip()
-        if text.startswith("#SBATCH"):
+        if line.startswith("#SBATCH"):  # sbatch does not see an indented one
             if re.search(r"\s(-k|--no-kill)(=set)?(\s|$)", text.split(" #", 1)[0] + " "):
                 return True
         elif text and not text.startswith("#"):

@@ -17,6 +17,7 @@ from flashrec.config.schema import Config
 _COUNT = {"-n": "ntasks", "--ntasks": "ntasks", "-N": "nodes", "--nodes": "nodes", "--ntasks-per-node": "per_node"}
 _REFUSED = {
     "-w": "flashrec places the ranks itself", "--nodelist": "flashrec places the ranks itself",
+    "-F": "flashrec places the ranks itself", "--nodefile": "flashrec places the ranks itself",
     "-x": "exclude nodes in sbatch", "--exclude": "exclude nodes in sbatch",
     "-r": "flashrec places the ranks itself", "--relative": "flashrec places the ranks itself",
     "-o": "workers write to JOBDIR/logs/rank-R.I.log", "--output": "workers write to JOBDIR/logs/rank-R.I.log",
@@ -68,6 +69,9 @@ def read_srun_options(options: Sequence[str]) -> tuple[tuple[str, ...], dict[str
             raise RequestError(f"srun option {name} cannot be used with flashrec: {_REFUSED[name]}")
         if name in _KILLING:
             continue  # always given
+        meant = [known for known in (*_COUNT, *_REFUSED) if name.startswith("--") and known.startswith(name)]
+        if meant and name not in _COUNT:  # srun takes abbreviations, so what we must see could pass unseen
+            raise RequestError(f"srun option {name} cannot be used with flashrec: write {' or '.join(meant)} in full")
         if name not in _COUNT:
             passed.append(option)
             continue
@@ -89,14 +93,17 @@ def shape(request: Request, num_nodes: int, environ: Mapping[str, str]) -> Shape
                 f"{request.num_nodes} active nodes and {spares} spares need {request.num_nodes + spares} nodes, "
                 f"but the allocation has {num_nodes}"
             )
+        if request.num_nodes > num_nodes:
+            raise RequestError(f"{request.num_nodes} active nodes, but the allocation has {num_nodes}")
         active = request.num_nodes
     else:
-        active = num_nodes - (1 if spares is None else spares)
-    if not 0 < active <= num_nodes:
-        raise RequestError(
-            f"{num_nodes} nodes with {spares or 1} spares leave {active} for ranks: ask for more nodes "
-            f"(sbatch --nodes={(spares or 1) + 1} or more) or fewer --spares"
-        )
+        spares = 1 if spares is None else spares
+        active = num_nodes - spares
+        if active < 1:
+            raise RequestError(
+                f"{num_nodes} nodes with {spares} spares leave {max(active, 0)} for ranks: ask for more nodes "
+                f"(sbatch --nodes={spares + 1} or more) or fewer --spares"
+            )
     per_node = request.ranks_per_node or _from_environment(environ)
     if request.num_ranks is not None:
         if request.num_ranks % active or (per_node and per_node * active != request.num_ranks):
