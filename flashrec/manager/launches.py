@@ -36,6 +36,7 @@ class Launches:
         self._launcher, self._send, self._slot_of = launcher, send, slot_of
         self._emit, self._note = emit, note
         self._count = 0
+        self._stopped = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.steps: list[Step] = []
         self.worst_code = 0  # of the steps that have ended by themselves
@@ -63,11 +64,14 @@ class Launches:
             if not missing:
                 self.worst_code = max(self.worst_code, 0 if step.is_forced else end.code)
                 return
-            if len(missing) == len(everybody) and is_outage(end.said):
-                self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])
-                await asyncio.sleep(OUTAGE_RETRY_S)
-                continue
-            break
+            if self._stopped:
+                return
+            if len(missing) < len(everybody) or not is_outage(end.said):
+                break
+            self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])
+            await asyncio.sleep(OUTAGE_RETRY_S)
+            if self._stopped or all(self._slot_of(*who) is None for who in everybody):
+                return
         reason = f"{step.name} ended with code {end.code}: {_last_line(end.said)}"
         for node, tasks in placement.items():
             lost = tuple(who for who in ((a.rank, a.incarnation) for a in tasks) if who in missing)
@@ -98,6 +102,7 @@ class Launches:
 
     async def stop(self, timeout_s: float) -> None:
         """End all steps; their workers are dead by now, but srun waits for ever for a task on a lost node."""
+        self._stopped = True
         await end_steps(self.steps, self.tasks, timeout_s)
 
 

@@ -43,24 +43,30 @@ class Step:
         self.name, self.log, self.nodes = name, log, frozenset(nodes)
         self._argvs, self._envs = argvs, envs
         self._processes: list[asyncio.subprocess.Process] = []
+        self._log_start = 0  # what an earlier try has printed into the same file is not ours
         self.is_forced = False  # ended by us: its exit code says nothing about its tasks
 
     async def start(self) -> None:
-        """Start the processes. Raises OSError if there is no such command."""
+        """Start the processes, all or none. Raises OSError if there is no such command or no room for it."""
         with self.log.open("ab") as log:
-            for argv, env in zip(self._argvs, self._envs, strict=True):
-                self._processes.append(
-                    await asyncio.create_subprocess_exec(
-                        *argv, env=dict(env), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
+            self._log_start = log.tell()
+            try:
+                for argv, env in zip(self._argvs, self._envs, strict=True):
+                    self._processes.append(
+                        await asyncio.create_subprocess_exec(
+                            *argv, env=dict(env), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                            start_new_session=True,
+                        )
+                    )  # fmt: skip
+            except OSError:
+                self.terminate(hard=True)
+                raise
 
     async def wait(self) -> StepEnd:
         """Wait for the end of all processes."""
         codes = [await process.wait() for process in self._processes]
         worst = max((code if code >= 0 else 128 - code for code in codes), default=0)
-        return StepEnd(worst, _tail(self.log))
+        return StepEnd(worst, _tail(self.log, self._log_start))
 
     def abandon(self) -> None:
         """Let the tasks of the step go on without their srun. Must be done when a node of the step is lost.
@@ -210,11 +216,11 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _tail(path: Path) -> str:
+def _tail(path: Path, start: int) -> str:
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _KEPT_BYTES))
+            file.seek(max(start, file.tell() - _KEPT_BYTES))
             return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
