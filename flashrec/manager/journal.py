@@ -1,7 +1,8 @@
 """The journal of a job: one JSON object a line, `JOBDIR/journal.jsonl`. Events replay to the same state of the machine.
 
 Every line has seq, mono (seconds, this machine's monotonic clock), wall (UTC) and kind: 'event', 'effect', 'phase',
-'verdict' or 'note'. A full disk must not stop a recovery: lines that cannot be written are kept (up to a bound) and
+'verdict' or 'note'. A thread writes, because a shared filesystem that hangs must not hold up the loop that renews the
+agents' leases. A full disk must not stop a recovery either: lines that cannot be written are kept (up to a bound) and
 written when there is room again; the operator is told once.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import datetime
+import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,17 +24,28 @@ from flashrec.core.effects import AnyEffect, ChangePhase
 from flashrec.core.events import AnyEvent
 
 MAX_KEPT_LINES = 100_000
+RETRY_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
 
 
 class Journal:
-    """Appends lines; never raises for a full or failing disk. `complain` gets one sentence per outage."""
+    """Appends lines; never waits and never raises for a full or failing disk. `complain` (called in the writing
+    thread) gets one sentence per outage."""
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self._path, self._complain = path, complain
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._changed = threading.Condition()
         self._kept: collections.deque[bytes] = collections.deque(maxlen=MAX_KEPT_LINES)
-        self._failing = False
+        self._closing = False
         self._seq = 0
+        self._writer = threading.Thread(target=self._write_all, name="flashrec-journal", daemon=True)
+        self._writer.start()
+
+    @property
+    def num_kept(self) -> int:
+        """Lines that nobody has begun to write yet."""
+        return len(self._kept)
 
     def event(self, event: AnyEvent, now: float, generation: int, phase: str) -> None:
         """`now` is the time the machine was given, so that a replay gives it the same."""
@@ -55,8 +69,11 @@ class Journal:
         self._write(kind="note", what=what, **fields)
 
     def close(self) -> None:
-        self._flush()
-        os.close(self._fd)
+        """Write what is left, within CLOSE_TIMEOUT_S; what comes later is dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._writer.join(CLOSE_TIMEOUT_S)
 
     def _write(self, **fields: Any) -> None:
         self._seq += 1
@@ -65,20 +82,39 @@ class Journal:
             "mono": time.monotonic(),
             "wall": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
         }
-        self._kept.append(msgspec.json.encode(stamp | fields) + b"\n")
-        self._flush()
+        line = _encode(stamp | fields)
+        with self._changed:
+            if not self._closing:
+                self._kept.append(line)
+                self._changed.notify()
 
-    def _flush(self) -> None:
-        try:
-            while self._kept:
-                line = self._kept[0]
-                written = os.write(self._fd, line)
-                self._kept.popleft()
-                if written < len(line):
-                    self._kept.appendleft(line[written:])
-        except OSError as err:
-            if not self._failing:
-                self._complain(f"cannot write {self._path}: {err.strerror}; the job goes on, lines are kept in memory")
-            self._failing = True
-            return
-        self._failing = False
+    def _write_all(self) -> None:
+        """The writing thread. A line that was begun is ended before the next one, whatever happens between."""
+        rest, failing = b"", False
+        while True:
+            with self._changed:
+                if not rest and not self._kept:
+                    if self._closing:
+                        break
+                    self._changed.wait()
+                    continue
+                rest = rest or self._kept.popleft()
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+                failing = False
+            except OSError as err:
+                if not failing:
+                    self._complain(f"cannot write {self._path}: {err.strerror}; the job goes on, lines are kept")
+                failing = True
+                with self._changed:
+                    if self._closing:
+                        break
+                    self._changed.wait(RETRY_S)
+        os.close(self._fd)
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(fields) + b"\n"
+    except UnicodeEncodeError:  # a command line or a path that is no UTF-8
+        return json.dumps(msgspec.to_builtins(fields)).encode() + b"\n"

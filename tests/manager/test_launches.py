@@ -232,7 +232,7 @@ def test_the_end_ends_a_step_that_does_not_end(tmp_path: Path) -> None:
         world = World(tmp_path, "trap '' TERM; echo $$ > " + str(tmp_path / "pid") + "; while :; do sleep 0.05; done")
         world.slots[0].state = "up"
         world.begin(0)
-        await until(lambda: (tmp_path / "pid").exists())
+        await until((tmp_path / "pid").exists)
         await world.launches.stop(0.2)
         await until(lambda: not world.launches.tasks)
         assert world.launches.worst_code == 0, "we ended it: its code says nothing about its tasks"
