@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flashrec.agent.process import WatchedProcess
+from flashrec.core import events
 from flashrec.core.types import Assignment
 from flashrec.transport.stream import Channel
 from flashrec.wire import messages as m
@@ -39,7 +40,9 @@ class Life:
 class Workers:
     """All workers of this node, for one life of the agent. `relay` sends to the manager."""
 
-    def __init__(self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Message], None]) -> None:
+    def __init__(
+        self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Sendable], None]
+    ) -> None:
         self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
         self.generation = welcome.generation
         self._expected: dict[tuple[int, int], Assignment] = {}
@@ -73,7 +76,7 @@ class Workers:
             life.spoken_out.set()
 
     @staticmethod
-    def _speaks_for(life: Life, message: m.Message) -> bool:
+    def _speaks_for(life: Life, message: m.Sendable) -> bool:
         said = (getattr(message, "rank", None), getattr(message, "incarnation", None))
         return said == (life.assignment.rank, life.assignment.incarnation)
 
@@ -94,7 +97,7 @@ class Workers:
         name = f"rank-{assignment.rank}.{assignment.incarnation}.log"
         output = str(Path(self._welcome.output_dir) / name)
         channel.send(m.TaskAssigned(assignment, self._environment(assignment), output))
-        self._relay(m.WorkerStarted(assignment.rank, assignment.incarnation, question.pid))
+        self._relay(events.WorkerStarted(assignment.rank, assignment.incarnation, question.pid))
         await channel.drain_and_close()
 
     async def _await_expectation(self, launch: int, local_id: int) -> Assignment | None:
@@ -136,7 +139,7 @@ class Workers:
         for keys in self._keys:
             if hello.rank in keys.members:
                 channel.send(keys)
-        self._relay(m.WorkerJoined(hello.rank, hello.incarnation))
+        self._relay(events.WorkerJoined(hello.rank, hello.incarnation))
         return life
 
     def _hear(self, life: Life, message: m.ToAgentFromWorker) -> None:
@@ -145,9 +148,9 @@ class Workers:
             if life.farewell == "none":
                 life.farewell = "orderly"
             return
-        if isinstance(message, m.WorkerRaised):
+        if isinstance(message, events.WorkerRaised):
             life.farewell = "raised"
-        elif isinstance(message, m.WorkerFinished):
+        elif isinstance(message, events.WorkerFinished):
             life.farewell = "finished"
         self._relay(message)
 
@@ -171,7 +174,7 @@ class Workers:
         life.process.close()
         who = (life.assignment.rank, life.assignment.incarnation)
         self._lives.pop(who, None)
-        self._relay(m.WorkerGone(*who, life.farewell, life.joined, life.kill_reason or _describe(life)))
+        self._relay(events.WorkerExited(*who, life.farewell, life.joined, life.kill_reason or _describe(life)))
 
     def kill(self, rank: int, incarnation: int, reason: str) -> None:
         """SIGKILL one worker; its end is then reported like any other."""

@@ -1,6 +1,7 @@
 """Events: what has happened (past tense). The machine is told nothing else, so the journal is its whole input.
 
-Generation and incarnation identify who speaks: `core.machine` drops stale events in one place (`_is_stale`).
+Generation and incarnation identify who speaks: `core.machine` drops stale events in one place (`_is_stale`). What a
+worker says about itself travels on the wire as the very event that it is for the machine (`wire.messages`).
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ class NodeCondemned(Event, frozen=True):
 
 
 class WorkerStarted(Event, frozen=True):
+    """A launched task has been given its rank and is watched by pidfd from now on."""
+
     rank: int
     incarnation: int
     pid: int
 
 
 class WorkerJoined(Event, frozen=True):
+    """The runtime of a worker has said hello to its agent."""
+
     rank: int
     incarnation: int
 
@@ -61,12 +66,16 @@ class WorkerExited(Event, frozen=True):
 
 
 class WorkerRaised(Event, frozen=True):
+    """The training script is about to end with this exception."""
+
     rank: int
     incarnation: int
     raised: Raised
 
 
 class WorkerReported(Event, frozen=True):
+    """After a fence (or, for a joiner, once its model is built): where this worker stands."""
+
     rank: int
     incarnation: int
     generation: int
@@ -74,17 +83,22 @@ class WorkerReported(Event, frozen=True):
 
 
 class WorkerFormed(Event, frozen=True):
+    """All process groups of this worker are built for `generation`."""
+
     rank: int
     incarnation: int
     generation: int
 
 
 class WorkerRestored(Event, frozen=True):
+    """This worker holds the state of step v and is ready to resume. moved_bytes: state it received."""
+
     rank: int
     incarnation: int
     generation: int
     v: int
-    moved_bytes: int
+    moved_bytes: int = 0
+    digest: str = ""
 
 
 class WorkerCommitted(Event, frozen=True):
@@ -97,6 +111,8 @@ class WorkerCommitted(Event, frozen=True):
 
 
 class WorkerFinished(Event, frozen=True):
+    """The worker has left its step loop after the final vote: every rank has done all steps."""
+
     rank: int
     incarnation: int
     v: int

@@ -7,12 +7,15 @@ It owns the agents' job step, the workers' job steps, the journal and the job's 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import Any
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
@@ -26,7 +29,7 @@ from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
 from flashrec.manager.rendezvous import Rendezvous
-from flashrec.manager.request import Request, Shape
+from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import write_status
 from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.slurm.client import SlurmClient
@@ -35,14 +38,17 @@ from flashrec.transport.stream import listen_tcp
 from flashrec.wire import frames
 from flashrec.wire import messages as m
 
+EXIT_INTERNAL = 70
 STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
 STATUS_INTERVAL_S = 1.0
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")  # good to listen on, not to connect to
 
 
 def say(text: str) -> None:
-    """One line for people, in the job's output."""
-    print(f"flashrec: {text}", file=sys.stderr, flush=True)
+    """One line for people, in the job's output. If that is full or closed, the job goes on without."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"flashrec: {text}", file=sys.stderr, flush=True)
 
 
 class Manager:
@@ -55,11 +61,11 @@ class Manager:
         self._host, self._config = host, request.config
         self.logs = job_dir / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(job_dir / "journal.jsonl", say)
         self._secret, self._secret_file = new_secret(), job_dir / "secret"
         self._secret_file.unlink(missing_ok=True)
         write_secret(self._secret_file, self._secret)
         self._key = f"{job_id or 'local'}-{secrets.token_hex(4)}"
-        self.journal = Journal(job_dir / "journal.jsonl", say)
         self.machine = Machine(self._config.recovery)
         self.detector = Detector(self._config.detection)
         self.rendezvous = Rendezvous(self._node_of)
@@ -75,12 +81,26 @@ class Manager:
     # ---- the life of a job ------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Return the exit code of the job."""
+        """Return the exit code of the job. Raises RequestError if nobody could reach us."""
+        try:
+            return await self._run()
+        finally:
+            self._secret_file.unlink(missing_ok=True)
+            self.journal.close()
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
-        server = await listen_tcp(
-            self._config.control.host or self._host, self._config.control.port, self._secret, frames.to_manager,
-            self.control.serve, self.control.refused,
-        )  # fmt: skip
+        loop.set_exception_handler(self._unhandled)
+        host, port = self._config.control.host or self._host, self._config.control.port
+        try:
+            server = await listen_tcp(
+                host, port, self._secret, frames.to_manager, self.control.serve, self.control.refused
+            )
+        except OSError as err:
+            self.journal.discard()
+            raise RequestError(
+                f"cannot listen on {host}, port {port or 'any'}: {err} (settings control.host and control.port)"
+            ) from err
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
         client = SlurmClient() if self.job_id is not None else None
@@ -100,7 +120,9 @@ class Manager:
         return self._exit_code()
 
     def _launcher(self, port: int) -> Launcher:
-        contact = Contact(f"{self._host}:{port}", self._key, self._secret_file, self._config.control.reconnect_s)
+        wanted = self._config.control.host
+        host = self._host if wanted in _EVERY_ADDRESS else wanted
+        contact = Contact(f"{host}:{port}", self._key, self._secret_file, self._config.control.reconnect_s)
         if self.job_id is None:
             return LocalLauncher(contact, self.request.command, self.logs)
         return SlurmLauncher(self.job_id, contact, self.request.command, self.request.srun_options, self.logs)
@@ -117,11 +139,9 @@ class Manager:
             await asyncio.sleep(0.02)  # an agent's connection ends when its last worker has gone
         await asyncio.gather(self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S))
         server.close()
-        self.output.copy(final=True)
-        write_status(self)
+        await asyncio.to_thread(self.output.copy, final=True)
+        await write_status(self)
         self.journal.note("job over", exit_code=self.machine.exit_code, reason=self.machine.stop_reason)
-        self.journal.close()
-        self._secret_file.unlink(missing_ok=True)
 
     def _exit_code(self) -> int:
         """The machine's verdict; if that is good, the code with which the script itself ended its job step."""
@@ -242,14 +262,28 @@ class Manager:
 
     async def _keep_status(self) -> None:
         while True:
-            write_status(self)
+            await write_status(self)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))
 
     def _a_task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.journal.note("internal error", error=repr(task.exception()))
-            say(f"internal error: {task.exception()!r}")
-            self.emit(e.StopRequested(f"internal error: {task.exception()!r}", 70))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._internal_error(error)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Whatever raised in a callback or in a task that nobody waits for: a timer, a connection, a launch."""
+        error = context.get("exception")
+        if isinstance(error, asyncio.CancelledError):
+            return  # a connection that was still open at the end
+        if isinstance(error, Exception) and not (isinstance(error, OSError) and "socket" in context):
+            self._internal_error(error)
+        else:  # out of descriptors: the listener itself tries again
+            loop.default_exception_handler(context)
+
+    def _internal_error(self, error: BaseException) -> None:
+        """Going on without what has just failed would hang sooner or later: end in words and with a code."""
+        self.journal.note("internal error", error=repr(error), traceback="".join(traceback.format_exception(error)))
+        say(f"internal error: {error!r} (traceback in {self.job_dir / 'journal.jsonl'})")
+        self.emit(e.StopRequested(f"internal error: {error!r}", EXIT_INTERNAL))

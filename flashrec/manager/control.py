@@ -135,36 +135,9 @@ class ControlPlane:
                 value = self._rendezvous.add(message)
                 if value is not None:
                     link.channel.send(value)
-            case _:
-                event = to_event(message)
-                if event is not None:
-                    self._emit(event)
+            case e.Event():
+                self._emit(message)
 
     def _flush_keys(self) -> None:
         for node, keys in self._rendezvous.flush():
             self.send(node, keys)
-
-
-def to_event(message: m.ToManager) -> e.AnyEvent | None:
-    """The event that a worker's message (relayed by its agent) is for the core; None if it is none."""
-    match message:
-        case m.WorkerStarted(rank, incarnation, pid):
-            return e.WorkerStarted(rank, incarnation, pid)
-        case m.WorkerJoined(rank, incarnation):
-            return e.WorkerJoined(rank, incarnation)
-        case m.WorkerGone(rank, incarnation, farewell, joined, reason):
-            return e.WorkerExited(rank, incarnation, farewell, joined, reason)
-        case m.WorkerRaised(rank, incarnation, raised):
-            return e.WorkerRaised(rank, incarnation, raised)
-        case m.WorkerReported(rank, incarnation, generation, report):
-            return e.WorkerReported(rank, incarnation, generation, report)
-        case m.WorkerFormed(rank, incarnation, generation):
-            return e.WorkerFormed(rank, incarnation, generation)
-        case m.WorkerRestored(rank, incarnation, generation, v, moved_bytes):
-            return e.WorkerRestored(rank, incarnation, generation, v, moved_bytes)
-        case m.WorkerCommitted(rank, incarnation, generation, v):
-            return e.WorkerCommitted(rank, incarnation, generation, v)
-        case m.WorkerFinished(rank, incarnation, v):
-            return e.WorkerFinished(rank, incarnation, v)
-        case _:
-            return None

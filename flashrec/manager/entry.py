@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flashrec.manager.allocation import inspect_allocation
 from flashrec.manager.app import Manager, say
-from flashrec.manager.request import Request, RequestError, shape
+from flashrec.manager.request import Request, RequestError, Shape, shape
 from flashrec.slurm.client import SlurmClient
 
 EXIT_USAGE = 64
@@ -26,14 +26,23 @@ async def _run(request: Request) -> int:
         nodes = tuple(f"local{index}" for index in range(request.local_nodes))
         made = shape(request, len(nodes), {})
         job_dir = _job_dir(request, "local")
-        return await Manager(request, made, nodes, job_dir, "127.0.0.1", None).run()
+        return await _manager(request, made, nodes, job_dir, "127.0.0.1", None).run()
     allocation = await inspect_allocation(SlurmClient(), os.environ)
     for warning in allocation.warnings:
         say(f"warning: {warning}")
     made = shape(request, len(allocation.nodes), os.environ)
     job_dir = _job_dir(request, str(allocation.job_id))
-    manager = Manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id)
+    manager = _manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id)
     return await manager.run()
+
+
+def _manager(
+    request: Request, made: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None
+) -> Manager:
+    try:
+        return Manager(request, made, nodes, job_dir, host, job_id)
+    except OSError as err:
+        raise RequestError(f"cannot use the job directory {job_dir}: {err.strerror} ({err.filename})") from err
 
 
 def _job_dir(request: Request, name: str) -> Path:

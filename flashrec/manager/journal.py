@@ -75,6 +75,10 @@ class Journal:
             self._changed.notify()
         self._writer.join(CLOSE_TIMEOUT_S)
 
+    def discard(self) -> None:
+        """Nothing has begun: leave no file behind."""
+        self._path.unlink(missing_ok=True)
+
     def _write(self, **fields: Any) -> None:
         self._seq += 1
         stamp = {

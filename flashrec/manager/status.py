@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import os
 from pathlib import Path
@@ -13,15 +15,20 @@ if TYPE_CHECKING:
     from flashrec.manager.app import Manager
 
 
-def write_status(manager: Manager) -> None:
-    """Write the status; a full disk is ignored here (the journal complains)."""
-    path = Path(manager.job_dir) / "status.json"
+async def write_status(manager: Manager) -> None:
+    """Write the status (in a thread: the disk may be slow); a failing disk is ignored (the journal complains)."""
+    data = msgspec.json.format(msgspec.json.encode(snapshot(manager)), indent=1)
+    await asyncio.to_thread(_replace, Path(manager.job_dir) / "status.json", data)
+
+
+def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".json.new")
     try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot(manager)), indent=1))
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def snapshot(manager: Manager) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import sys
 import traceback
 from types import TracebackType
 
+from flashrec.core import events
 from flashrec.core.types import Raised
 from flashrec.runtime.errors import is_communication
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.worker import Worker
-from flashrec.wire import messages as m
 
 _NUM_FRAMES = 3
 _MAX_TRACEBACK_CHARS = 20_000
@@ -42,7 +42,7 @@ def install(worker: Worker) -> None:
             if not issubclass(kind, KeyboardInterrupt):
                 text = "".join(traceback.format_exception(kind, error, trace))[-_MAX_TRACEBACK_CHARS:]
                 worker.control.send(
-                    m.WorkerRaised(
+                    events.WorkerRaised(
                         rank=worker.rank,
                         incarnation=worker.env.incarnation,
                         raised=Raised(step=worker.progress.v, fingerprint=fingerprint(error), traceback=text),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import transfer
 from flashrec.runtime.ddp import DdpInstances
@@ -21,7 +22,6 @@ from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.state import State
 from flashrec.runtime.timeline import Moving, Watch, logger
 from flashrec.runtime.worker import Worker
-from flashrec.wire import messages as m
 
 
 class Recovery:
@@ -47,7 +47,7 @@ class Recovery:
             generation = worker.board.announced
             report = progress.report(self._replicas)
             worker.control.send(
-                m.WorkerReported(
+                events.WorkerReported(
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report
                 )
             )
@@ -101,7 +101,7 @@ class Recovery:
         progress.where = "recovery"
         worker.groups.form(plan.generation)
         worker.control.send(
-            m.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
+            events.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
         )
         moved: transfer.Moved | None = None
         if worker.rank in plan.sources:
@@ -120,7 +120,7 @@ class Recovery:
         for target in sorted(target for target, source in plan.sources.items() if source == worker.rank):
             self._serve(plan, target)
         worker.control.send(
-            m.WorkerRestored(
+            events.WorkerRestored(
                 rank=worker.rank,
                 incarnation=worker.env.incarnation,
                 generation=plan.generation,

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime.ddp import DdpInstances
 from flashrec.runtime.errors import RecoveryFailed, StepInterrupted, TrainingComplete, is_communication
@@ -31,7 +32,6 @@ from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.vote import Vote
 from flashrec.runtime.worker import Worker
-from flashrec.wire import messages as m
 
 
 class Stage(enum.Enum):
@@ -79,7 +79,7 @@ class StepGuard:
         else:
             progress.v, progress.voted, progress.passed = start, start - 1, start - 1
             worker.control.send(
-                m.WorkerRestored(
+                events.WorkerRestored(
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=progress.generation, v=start
                 )
             )
@@ -110,7 +110,7 @@ class StepGuard:
         except TrainingComplete:
             worker.timeline.mark("complete", v=progress.v)
         progress.where, self._is_training = "done", False
-        worker.control.send(m.WorkerFinished(rank=worker.rank, incarnation=worker.env.incarnation, v=progress.v))
+        worker.control.send(events.WorkerFinished(rank=worker.rank, incarnation=worker.env.incarnation, v=progress.v))
         return True
 
     # ---- the block ----------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class StepGuard:
         if self._committed_generation < progress.generation:
             self._committed_generation = progress.generation
             worker.control.send(
-                m.WorkerCommitted(
+                events.WorkerCommitted(
                     rank=worker.rank,
                     incarnation=worker.env.incarnation,
                     generation=progress.generation,

@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 
 from flashrec.transport import handshake
 from flashrec.wire.frames import Decoder, FrameReader, ProtocolError, encode, frame
-from flashrec.wire.messages import Message
+from flashrec.wire.messages import Sendable
 
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Sendable)
 
 
 class Channel(Generic[M]):
@@ -34,7 +34,7 @@ class Channel(Generic[M]):
         self.end_reason = ""
         _tune(writer)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Sendable) -> None:
         """Queue one message. Does nothing on a closed channel: its end is reported by the reading side."""
         if self._writer.is_closing():
             return

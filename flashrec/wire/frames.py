@@ -56,7 +56,7 @@ def frame(payload: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def encode(message: messages.Message) -> bytes:
+def encode(message: messages.Sendable) -> bytes:
     """msgpack of one message, without the frame."""
     return _encoder.encode(message)
 

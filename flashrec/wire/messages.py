@@ -3,6 +3,9 @@
 Rules: each message that can be stale carries a generation, each that speaks for a process carries its incarnation;
 the receiver drops older ones in one place (`core.machine`, `runtime.control`). Nothing is unpickled. A worker talks
 only to its own agent (unix socket); the agent relays between its workers and the manager (TCP).
+
+What a worker, or its agent, says about it is the very event that the manager gives to the core (`core.events`): one
+type for both, relayed as it is.
 """
 
 from __future__ import annotations
@@ -11,11 +14,26 @@ from typing import Union
 
 import msgspec
 
-from flashrec.core.types import Assignment, Plan, Raised, Report
+from flashrec.core.events import (
+    Event,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFinished,
+    WorkerFormed,
+    WorkerJoined,
+    WorkerRaised,
+    WorkerReported,
+    WorkerRestored,
+    WorkerStarted,
+)
+from flashrec.core.types import Assignment, Plan
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all messages; the class name is the tag on the wire."""
+    """Base of all messages that are not events; the class name is the tag on the wire."""
+
+
+Sendable = Union[Message, Event]
 
 
 # ---- launcher and worker -> agent -------------------------------------------------------------------------------
@@ -76,60 +94,7 @@ class AgentBeat(Message, frozen=True):
     """Agent -> its workers: renews the workers' lease."""
 
 
-# ---- worker -> agent -> manager (relayed as they are) -------------------------------------------------------------
-
-
-class WorkerReported(Message, frozen=True):
-    """After a fence (or, for a joiner, once its model is built): where this worker stands."""
-
-    rank: int
-    incarnation: int
-    generation: int
-    report: Report
-
-
-class WorkerFormed(Message, frozen=True):
-    """All process groups of this worker are built for `generation`."""
-
-    rank: int
-    incarnation: int
-    generation: int
-
-
-class WorkerRestored(Message, frozen=True):
-    """This worker holds the state of step v and is ready to resume. moved_bytes: state it received (0: survivor)."""
-
-    rank: int
-    incarnation: int
-    generation: int
-    v: int
-    moved_bytes: int = 0
-    digest: str = ""
-
-
-class WorkerCommitted(Message, frozen=True):
-    """The first optimizer step after joining or resuming is done (sent once per generation)."""
-
-    rank: int
-    incarnation: int
-    generation: int
-    v: int
-
-
-class WorkerFinished(Message, frozen=True):
-    """The worker has left its step loop after the final vote: every rank has done all steps."""
-
-    rank: int
-    incarnation: int
-    v: int
-
-
-class WorkerRaised(Message, frozen=True):
-    """The training script is about to end with this exception."""
-
-    rank: int
-    incarnation: int
-    raised: Raised
+# ---- worker -> agent (-> manager), beside the events ---------------------------------------------------------------
 
 
 class WorkerFarewell(Message, frozen=True):
@@ -182,31 +147,6 @@ class AgentHeartbeat(Message, frozen=True):
     incarnation: int
     sequence: int
     tags: tuple[WorkerBeat, ...] = ()
-
-
-class WorkerStarted(Message, frozen=True):
-    """A launched task has been given its rank and is watched by pidfd from now on."""
-
-    rank: int
-    incarnation: int
-    pid: int
-
-
-class WorkerJoined(Message, frozen=True):
-    """The runtime of a worker has said hello to its agent."""
-
-    rank: int
-    incarnation: int
-
-
-class WorkerGone(Message, frozen=True):
-    """The process of a worker has ended. farewell: 'finished', 'raised', 'orderly', 'none'; reason: for people."""
-
-    rank: int
-    incarnation: int
-    farewell: str
-    joined: bool
-    reason: str
 
 
 # ---- manager -> agent (-> worker) ---------------------------------------------------------------------------------
@@ -310,7 +250,7 @@ ToWorker = Union[
     Complete, Stop,
 ]  # fmt: skip
 ToManager = Union[
-    AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerGone, WorkerReported, WorkerFormed, WorkerRestored,
+    AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded,
 ]  # fmt: skip
 ToAgent = Union[

@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from flashrec.core import commit
+from flashrec.core import commit, events
 from flashrec.core.types import Plan, Report
 from flashrec.transport.handshake import accept_authenticated, new_secret, write_secret
 from flashrec.wire import messages as m
@@ -263,7 +263,7 @@ class Cluster:
                 key = (message.generation, message.group, message.key)
                 self._counters[key] = self._counters.get(key, 0) + message.amount
                 self.send(rank, m.CounterValue(rank, message.incarnation, message.request, self._counters[key]))
-            case m.WorkerReported():
+            case events.WorkerReported():
                 self._reports[rank] = message.report
                 if self._finished:
                     self.send_all(m.Complete(self.generation))
@@ -272,11 +272,11 @@ class Cluster:
                     assert isinstance(plan, Plan), plan
                     self.plans.append(plan)
                     self.send_all(m.PlanPublished(plan))
-            case m.WorkerRestored():
+            case events.WorkerRestored():
                 self._restored.add(rank)
                 if len(self._restored) == self.world_size and self.auto_resume:
                     self.send_all(m.Resume(self.generation))
-            case m.WorkerFinished():
+            case events.WorkerFinished():
                 self._finished.add(rank)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flashrec.core import events
 from flashrec.runtime.control import FENCED_EXIT_CODE
 from flashrec.wire import messages as m
 from tests.runtime import programs
@@ -25,7 +26,7 @@ def test_twenty_generations_leave_nothing_behind(make_cluster) -> None:
     cluster.start_all(programs.endless)
     sizes = []
     for generation in range(1, 23):
-        cluster.await_message(m.WorkerCommitted, count=3, generation=generation)
+        cluster.await_message(events.WorkerCommitted, count=3, generation=generation)
         sizes.append(_footprint(cluster))
         if generation < 22:
             cluster.fence()
@@ -68,7 +69,7 @@ def test_a_collective_that_does_not_end_gives_the_rank_up(make_cluster) -> None:
 def test_a_long_computation_is_not_taken_for_stuck(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.busy)
-    cluster.await_message(m.WorkerCommitted, count=2)
+    cluster.await_message(events.WorkerCommitted, count=2)
     cluster.fence()
     cluster.await_end()
 
@@ -76,7 +77,7 @@ def test_a_long_computation_is_not_taken_for_stuck(make_cluster) -> None:
 def test_an_agent_that_is_gone_ends_the_worker(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.endless)
-    cluster.await_message(m.WorkerCommitted, count=2)
+    cluster.await_message(events.WorkerCommitted, count=2)
     cluster._links[0].shutdown(socket.SHUT_RDWR)
     assert cluster.await_exit(0, 10) == FENCED_EXIT_CODE
     assert "the agent of this node is gone" in cluster.log(0)
@@ -85,7 +86,7 @@ def test_an_agent_that_is_gone_ends_the_worker(make_cluster) -> None:
 def test_a_silent_agent_ends_the_worker_after_the_lease(make_cluster) -> None:
     cluster = make_cluster(2, lease_s=0.6)
     cluster.start_all(programs.endless)
-    cluster.await_message(m.WorkerCommitted, count=2)
+    cluster.await_message(events.WorkerCommitted, count=2)
     cluster.beats = False
     assert cluster.await_exit(0, 10) == FENCED_EXIT_CODE
     assert "no sign of life from the agent of this node for 0.6 s" in cluster.log(0)
@@ -94,7 +95,7 @@ def test_a_silent_agent_ends_the_worker_after_the_lease(make_cluster) -> None:
 def test_stop_ends_the_worker(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.endless)
-    cluster.await_message(m.WorkerCommitted, count=2)
+    cluster.await_message(events.WorkerCommitted, count=2)
     cluster.send_all(m.Stop("enough"))
     assert cluster.await_exit(0, 10) == 0
     assert "stopped: enough" in cluster.log(0)
@@ -122,7 +123,7 @@ def test_a_fence_before_the_first_step_waits_for_the_restart(make_cluster) -> No
     while "waiting to be restarted" not in cluster.log(0):
         assert cluster.processes[0].is_alive()
         os.sched_yield()
-    assert not cluster.at(m.WorkerRaised) and not cluster.at(m.WorkerReported)
+    assert not cluster.at(events.WorkerRaised) and not cluster.at(events.WorkerReported)
     assert cluster.processes[2].is_alive()
 
 
@@ -130,20 +131,20 @@ def test_a_bug_goes_through_at_once_and_is_told(make_cluster) -> None:
     cluster = make_cluster(3)
     began = time.monotonic()
     cluster.start_all(programs.train, faults=[(rank, 1, 2, "raise") for rank in range(3)])
-    found = [cluster.await_message(m.WorkerRaised, rank=rank).raised for rank in range(3)]
+    found = [cluster.await_message(events.WorkerRaised, rank=rank).raised for rank in range(3)]
     assert time.monotonic() - began < 10
     assert {raised.step for raised in found} == {2}
     assert len({raised.fingerprint for raised in found}) == 1
     assert found[0].fingerprint.startswith("ValueError: bug at step # @ ")
     assert "ValueError: bug at step 2" in found[0].traceback
     assert [cluster.await_exit(rank) for rank in range(3)] == [1, 1, 1]
-    assert not cluster.at(m.WorkerReported)
+    assert not cluster.at(events.WorkerReported)
 
 
 def test_a_lost_peer_without_a_fence_is_an_error_after_a_while(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.train, faults=[(1, 1, 2, "forward")], limits={"fence_timeout_s": 1.0})
-    raised = cluster.await_message(m.WorkerRaised, rank=0).raised
+    raised = cluster.await_message(events.WorkerRaised, rank=0).raised
     assert "gloo" in raised.traceback
     assert "no failure was announced within 1 s" in cluster.log(0)
 
@@ -151,7 +152,7 @@ def test_a_lost_peer_without_a_fence_is_an_error_after_a_while(make_cluster) -> 
 def test_connections_that_are_not_recognised_are_an_error_at_the_start(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.blind)
-    raised = cluster.await_message(m.WorkerRaised, rank=0).raised
+    raised = cluster.await_message(events.WorkerRaised, rank=0).raised
     assert raised.fingerprint.startswith("NotUnblockable: group # has # ranks, but only # of its #")
 
 
@@ -165,7 +166,7 @@ def test_a_real_interpreter_says_farewell(make_cluster, tmp_path) -> None:
     command = [sys.executable, script]
     done = subprocess.run(command, check=False, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "LookupError" in done.stderr and not done.stdout
-    raised = cluster.await_message(m.WorkerRaised, rank=0).raised
+    raised = cluster.await_message(events.WorkerRaised, rank=0).raised
     assert raised.fingerprint.startswith("LookupError: at #, try # @ ")
     cluster.await_message(m.WorkerFarewell, rank=0)
 
@@ -173,9 +174,9 @@ def test_a_real_interpreter_says_farewell(make_cluster, tmp_path) -> None:
 def test_a_forked_child_says_nothing(make_cluster) -> None:
     cluster = make_cluster(1)
     cluster.start_all(programs.fork_a_child)
-    cluster.await_message(m.WorkerFinished)
+    cluster.await_message(events.WorkerFinished)
     assert cluster.await_exit(0) == 0
-    assert len(cluster.at(m.WorkerFarewell)) == 1 and not cluster.at(m.WorkerRaised)
+    assert len(cluster.at(m.WorkerFarewell)) == 1 and not cluster.at(events.WorkerRaised)
 
 
 def test_import_is_cheap() -> None:
@@ -186,6 +187,6 @@ def test_import_is_cheap() -> None:
 def test_sigterm_is_left_to_the_script(make_cluster) -> None:
     cluster = make_cluster(1)
     cluster.start_all(programs.endless)
-    cluster.await_message(m.WorkerCommitted)
+    cluster.await_message(events.WorkerCommitted)
     cluster.processes[0].terminate()
     assert cluster.await_exit(0) == -signal.SIGTERM

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flashrec.core import events
 from flashrec.wire import messages as m
 from tests.runtime import programs
 
@@ -93,7 +94,7 @@ def test_a_replacement_that_dies_is_replaced(make_cluster, undisturbed, place: s
     assert_same(cluster.results(), undisturbed())
 
 
-@pytest.mark.parametrize("moment", [m.KeyPosted, m.WorkerFormed])
+@pytest.mark.parametrize("moment", [m.KeyPosted, events.WorkerFormed])
 def test_a_replacement_that_dies_while_it_forms_or_is_restored(make_cluster, undisturbed, moment: type) -> None:
     cluster = make_cluster(3)
     config = {"faults": [(1, 1, 3, "backward")]}
@@ -119,7 +120,7 @@ def test_a_fence_reaches_a_target_that_waits_for_its_source(make_cluster, undist
     cluster.withheld = "-"
     cluster.fence()
     for rank in range(3):
-        cluster.await_message(m.WorkerReported, rank=rank, generation=3, timeout_s=5)
+        cluster.await_message(events.WorkerReported, rank=rank, generation=3, timeout_s=5)
     cluster.await_end()
     assert_same(cluster.results(), undisturbed())
 
@@ -130,7 +131,7 @@ def test_a_survivor_that_dies_in_the_recovery(make_cluster, undisturbed) -> None
     cluster.start_all(programs.train, **config)
     cluster.await_exit(1)
     cluster.replace(1, program=programs.train, **config)
-    cluster.await_message(m.WorkerReported, rank=0, generation=2)
+    cluster.await_message(events.WorkerReported, rank=0, generation=2)
     cluster.processes[0].kill()
     cluster.await_exit(0)
     cluster.replace(0, program=programs.train, **config)
@@ -143,13 +144,13 @@ def test_a_stopped_rank_blocks_nobody_after_the_fence(make_cluster, undisturbed)
     cluster = make_cluster(4)
     config = {"faults": [(1, 1, 3, "stop-before-vote")]}
     cluster.start_all(programs.train, **config)
-    cluster.await_message(m.WorkerCommitted, count=4)
+    cluster.await_message(events.WorkerCommitted, count=4)
     while "fault" not in cluster.log(1):
         assert cluster.processes[1].is_alive()
         os.sched_yield()
     cluster.fence()
     for rank in (0, 2, 3):
-        cluster.await_message(m.WorkerReported, rank=rank, generation=2, timeout_s=5)
+        cluster.await_message(events.WorkerReported, rank=rank, generation=2, timeout_s=5)
     cluster.processes[1].kill()
     cluster.await_exit(1)
     cluster.replace(1, program=programs.train, **config)
@@ -177,7 +178,7 @@ def test_a_collective_before_the_scheduler_tears_and_says_so(make_cluster) -> No
     cluster.await_exit(2)
     cluster.fence()
     for rank in (0, 1):
-        report = cluster.await_message(m.WorkerReported, rank=rank, generation=2).report
+        report = cluster.await_message(events.WorkerReported, rank=rank, generation=2).report
         assert (report.v, report.valid) == (4, False)
     assert "state['scheduler'] was not advanced" in cluster.log(0)
     assert "communicate before optimizer.step()" in cluster.log(0)
@@ -212,7 +213,7 @@ def test_a_loss_after_the_final_vote_completes(make_cluster, undisturbed) -> Non
     cluster = make_cluster(3)
     config = {"faults": [(2, 1, 6, "after-loop")], "lose_vote": (1, 6)}
     cluster.start_all(programs.train, **config)
-    cluster.await_message(m.WorkerFinished, rank=0)
+    cluster.await_message(events.WorkerFinished, rank=0)
     cluster.await_exit(2)
     cluster.replace(2, program=programs.train, **config)
     cluster.await_end()
@@ -258,9 +259,9 @@ def test_the_same_numbers_without_flashrec_run(undisturbed, tmp_path) -> None:
 def test_all_kinds_of_groups_keep_working(make_cluster) -> None:
     cluster = make_cluster(4)
     cluster.start_all(programs.late_group)
-    cluster.await_message(m.WorkerCommitted, count=4, generation=1)
+    cluster.await_message(events.WorkerCommitted, count=4, generation=1)
     cluster.fence()
-    cluster.await_message(m.WorkerCommitted, count=4, generation=2)
+    cluster.await_message(events.WorkerCommitted, count=4, generation=2)
     cluster.await_end()
     assert len(cluster.plans) == 1
     for result in cluster.results().values():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flashrec.core import events
 from flashrec.transport import stream
 from flashrec.transport.handshake import HandshakeRefused
 from flashrec.wire import frames
@@ -66,9 +67,9 @@ def test_messages_both_ways_and_the_end() -> None:
         server.send(m.Resume(8))
         incoming = client.messages()
         assert [await anext(incoming), await anext(incoming)] == [FENCE, m.Resume(8)]
-        client.send(m.WorkerJoined(1, 2))
+        client.send(events.WorkerJoined(1, 2))
         await client.drain_and_close()
-        assert await drained(server) == [m.WorkerJoined(1, 2)]
+        assert await drained(server) == [events.WorkerJoined(1, 2)]
         assert server.end_reason == "closed by the peer"
         server.send(FENCE)  # on a closed channel: nothing
 
@@ -98,9 +99,9 @@ def test_our_own_end_has_our_reason() -> None:
 def test_what_no_correct_peer_sends_ends_the_connection(sent: bytes, said: str) -> None:
     async def scene(pair: Pair, port: int) -> None:
         client, server = await connected(pair, port)
-        client.send(m.WorkerJoined(1, 2))
+        client.send(events.WorkerJoined(1, 2))
         client._writer.write(sent)
-        assert await drained(server) in ([m.WorkerJoined(1, 2)], [])
+        assert await drained(server) in ([events.WorkerJoined(1, 2)], [])
         assert "protocol error" in server.end_reason
         assert said in server.end_reason
         assert await drained(client) == [], "the connection is closed"
@@ -164,10 +165,10 @@ def test_a_unix_socket_in_a_private_directory(tmp_path: Path) -> None:
         await stream.handshake.connect_stream(reader, writer, SECRET)
         client = stream.Channel(reader, writer, frames.to_agent, "agent")
         assert client.local_address == ""
-        client.send(m.WorkerJoined(1, 2))
+        client.send(events.WorkerJoined(1, 2))
         channel = await pair.served.get()
         async for message in channel.messages():
-            assert message == m.WorkerJoined(1, 2)
+            assert message == events.WorkerJoined(1, 2)
             break
         client.abort("done")
         pair.over.set()
