@@ -34,7 +34,7 @@ class Recovery(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The control plane. host '': every address of the batch host, agents use the name that Slurm gives it."""
+    """The control plane. host '': the address of this node towards the others; '0.0.0.0': listen on all."""
 
     host: str = ""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0

@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import signal
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -42,13 +41,14 @@ EXIT_INTERNAL = 70
 STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
 STATUS_INTERVAL_S = 1.0
+_STDERR = 2
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")  # good to listen on, not to connect to
 
 
 def say(text: str) -> None:
     """One line for people, in the job's output. If that is full or closed, the job goes on without."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"flashrec: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # not through sys.stderr: what it cannot write spoils the exit code
+        os.write(_STDERR, f"flashrec: {text}\n".encode(errors="backslashreplace"))
 
 
 class Manager:

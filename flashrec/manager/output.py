@@ -3,12 +3,17 @@
 Workers write straight into one file per rank and incarnation (no process in between can hold them up); this follower
 reads those files. A line is shown when it is complete. The file of a former life is read on for a while, because last
 words may come late over a shared filesystem; then what is left of its last line is shown, and it is forgotten.
+
+Nothing here may hurt the job: files are read in a thread (the filesystem may hang), in pieces (a rank may have written
+gigabytes, or one endless line), and when the job's output is full or closed the files per rank still have everything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
+import contextlib
+import os
+import threading
 from pathlib import Path
 from typing import TextIO
 
@@ -17,6 +22,8 @@ import msgspec
 POLL_S = 0.2
 LAST_WORDS_S = 60.0
 _CHUNK = 256 * 1024
+_MAX_LINE_BYTES = 64 * 1024
+_STDOUT = 1
 
 
 class _Followed(msgspec.Struct):
@@ -34,7 +41,8 @@ class OutputFollower:
 
     def __init__(self, directory: Path, follow: str, stream: TextIO | None = None) -> None:
         self._directory, self._follow = directory, follow
-        self._stream = stream or sys.stdout
+        self._stream = stream
+        self._lock = threading.Lock()  # a cancelled `run` may leave a copy under way
         self._current: dict[int, _Followed] = {}
         self._former: list[_Followed] = []
 
@@ -55,33 +63,57 @@ class OutputFollower:
     async def run(self) -> None:
         """Copy until cancelled."""
         while True:
-            self.copy()
+            await asyncio.to_thread(self.copy)
             await asyncio.sleep(POLL_S)
 
     def copy(self, final: bool = False) -> None:
-        """Copy what has been written since the last call. final: incomplete last lines as well."""
-        lines: list[str] = []
-        for followed in self._former:
-            self._take(followed, lines, final or followed.quiet_polls * POLL_S >= LAST_WORDS_S)
-        self._former = [followed for followed in self._former if followed.quiet_polls * POLL_S <= LAST_WORDS_S]
-        for followed in self._current.values():
-            self._take(followed, lines, final)
-        if lines:
-            self._stream.write("\n".join(lines) + "\n")
-            self._stream.flush()
+        """Copy what has been written since the last call. final: everything, incomplete last lines as well."""
+        with self._lock:
+            while self._copy_some() and final:
+                pass
+            if final:
+                self._show(_ends([*self._former, *self._current.values()]))
 
-    @staticmethod
-    def _take(followed: _Followed, lines: list[str], final: bool) -> None:
-        try:
-            with followed.path.open("rb") as file:
-                file.seek(followed.offset)
-                data = file.read(_CHUNK if not final else -1)
-        except OSError:
-            data = b""  # not there yet
-        followed.offset += len(data)
-        followed.quiet_polls = 0 if data else followed.quiet_polls + 1
-        *whole, rest = (followed.partial + data).split(b"\n")
-        followed.partial = b"" if final else rest
-        lines += [
-            followed.prefix + line.decode(errors="replace") for line in ([*whole, rest] if final and rest else whole)
-        ]
+    def _copy_some(self) -> bool:
+        """One piece of each file. Returns whether there was anything new."""
+        lines: list[bytes] = []
+        former, current = list(self._former), list(self._current.values())
+        is_new = sum(_take(followed, lines) for followed in [*former, *current]) > 0
+        over = [followed for followed in former if followed.quiet_polls * POLL_S > LAST_WORDS_S]
+        self._show(lines + _ends(over))
+        for followed in over:
+            self._former.remove(followed)
+        return is_new
+
+    def _show(self, lines: list[bytes]) -> None:
+        data = b"".join(line + b"\n" for line in lines)
+        with contextlib.suppress(OSError, ValueError):
+            if self._stream is not None:
+                self._stream.write(data.decode(errors="replace"))
+                return
+            while data:  # not through sys.stdout: what it cannot write it tries again at exit, and spoils the exit code
+                data = data[os.write(_STDOUT, data) :]
+
+
+def _take(followed: _Followed, lines: list[bytes]) -> bool:
+    try:
+        with followed.path.open("rb") as file:
+            file.seek(followed.offset)
+            data = file.read(_CHUNK)
+    except OSError:
+        data = b""  # not there yet
+    followed.offset += len(data)
+    followed.quiet_polls = 0 if data else followed.quiet_polls + 1
+    *whole, followed.partial = (followed.partial + data).split(b"\n")
+    lines += [followed.prefix.encode() + line for line in whole]
+    if len(followed.partial) > _MAX_LINE_BYTES:
+        lines += _ends([followed])
+    return bool(data)
+
+
+def _ends(all_followed: list[_Followed]) -> list[bytes]:
+    """The incomplete last lines, as they are."""
+    lines = [followed.prefix.encode() + followed.partial for followed in all_followed if followed.partial]
+    for followed in all_followed:
+        followed.partial = b""
+    return lines

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from flashrec.manager import output
 from flashrec.manager.output import LAST_WORDS_S, POLL_S, OutputFollower
 
 LAST_POLLS = int(LAST_WORDS_S / POLL_S) + 2
@@ -67,3 +74,89 @@ def test_what_is_followed(follow: str, ranks: int, tmp_path: Path, stream: io.St
     for rank in range(2):
         follower.watch(rank, 1)
     assert follower.num_followed == ranks
+
+
+def test_a_huge_file_comes_in_pieces_and_in_the_end_entirely(
+    follower, stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_CHUNK", 1000)
+    text = "".join(f"line {number}\n" for number in range(10_000))
+    write(tmp_path, "rank-0.1.log", text + "the end")
+    follower.watch(0, 1)
+    follower.copy()
+    assert 0 < len(stream.getvalue()) < 5000
+    follower.copy(final=True)
+    shown = stream.getvalue().splitlines()
+    assert [line.removeprefix("[rank 0] ") for line in shown] == [*text.splitlines(), "the end"]
+
+
+def test_an_endless_line_is_shown_in_pieces(follower, stream, tmp_path: Path) -> None:
+    """A progress bar that ends its lines with a carriage return."""
+    write(tmp_path, "rank-0.1.log", "50 %\r" * 20_000)
+    follower.watch(0, 1)
+    follower.copy()
+    assert stream.getvalue().count("50 %") == 20_000
+
+
+def test_a_file_that_is_not_there_yet(follower, stream, tmp_path: Path) -> None:
+    follower.watch(0, 1)
+    follower.copy()
+    follower.copy(final=True)
+    assert stream.getvalue() == ""
+    write(tmp_path, "rank-0.1.log", "late\n")
+    follower.copy()
+    assert stream.getvalue() == "[rank 0] late\n"
+
+
+def test_bytes_that_are_no_text(follower, stream, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.1.log").write_bytes(b"caf\xe9\n")
+    follower.watch(0, 1)
+    follower.copy()
+    assert stream.getvalue() == "[rank 0] caf\ufffd\n"
+
+
+SCRIPT = """
+import sys, pathlib
+from flashrec.manager.app import say
+from flashrec.manager.output import OutputFollower
+follower = OutputFollower(pathlib.Path(sys.argv[1]), "all")
+follower.watch(0, 1)
+follower.copy()
+say("a word")
+follower.copy(final=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("to", ["/dev/full", "closed"])
+def test_a_full_or_closed_output_neither_stops_the_job_nor_changes_its_exit_code(to: str, tmp_path: Path) -> None:
+    write(tmp_path, "rank-0.1.log", "caf\u00e9\n")
+    where = ">&- 2>&-" if to == "closed" else f"> {to} 2> {to}"
+    command = f'exec "$0" -c "$1" {tmp_path} {where}'
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["sh", "-c", command, sys.executable, SCRIPT], check=False, env=environ)
+    assert done.returncode == 3
+
+
+def test_the_output_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    write(tmp_path, "rank-0.1.log", "caf\u00e9\n")
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, check=False, env=environ)
+    assert done.stdout == "[rank 0] caf\u00e9\n".encode()
+
+
+def test_reading_holds_nobody_up(follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filesystem hangs; the loop, which renews the agents' leases, goes on."""
+    hangs = threading.Event()
+    monkeypatch.setattr(follower, "copy", lambda: hangs.wait(10))
+
+    async def play() -> None:
+        task = asyncio.create_task(follower.run())
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        hangs.set()
+        task.cancel()
+
+    started = time.monotonic()
+    asyncio.run(play())
+    assert time.monotonic() - started < 5
