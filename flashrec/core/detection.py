@@ -25,6 +25,11 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str
 
 
+def lost_states(states: frozenset[str]) -> frozenset[str]:
+    """Those of Slurm's node states that mean: Slurm has taken, or will take, the node from its jobs."""
+    return states & {"DOWN", "FAIL", "POWERED_DOWN", "POWERING_DOWN"}
+
+
 class _Watched(msgspec.Struct):
     incarnation: int
     heard_at: float
@@ -64,10 +69,9 @@ class Detector:
         return self._condemn(node, incarnation, f"control connection ended: {reason}")
 
     def slurm_said(self, node: str, states: frozenset[str]) -> list[Verdict]:
-        """Slurm's node state. DOWN and FAIL mean that Slurm has taken (or will take) the node from the job."""
-        bad = states & {"DOWN", "FAIL", "POWERED_DOWN", "POWERING_DOWN"}
+        """Slurm's state of a node is a verdict on it if it is one of `lost_states`."""
         watched = self._nodes.get(node)
-        if not bad or watched is None:
+        if not lost_states(states) or watched is None:
             return []
         return self._condemn(node, watched.incarnation, f"Slurm says {'+'.join(sorted(states))}")
 

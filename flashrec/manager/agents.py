@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
+from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient, SlurmError
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ class AgentKeeper:
 
     async def run(self) -> None:
         """Start the first agents, then look after them until cancelled."""
-        await self._start(self._manager.nodes)
+        await self._first_start()
         polled_at = time.monotonic()
         try:
             while True:
                 await asyncio.sleep(0.25)
                 for node in self._manager.nodes:
-                    lost = self._manager.detector.state_of(node) == "dead"
+                    lost = not self._is_back(node)  # or was never there
                     if lost and node not in self._left and node not in self._retries:
                         self._retries[node] = asyncio.create_task(self._bring_back(node))
                 if self._client is not None:
@@ -50,6 +51,27 @@ class AgentKeeper:
         finally:
             for task in self._retries.values():
                 task.cancel()
+
+    async def _first_start(self) -> None:
+        """All agents in one step, again until somebody has joined (Slurm's controller may be away just now)."""
+        nodes = self._manager.nodes
+        while True:
+            try:
+                _, ended = await self._start(nodes)
+            except OSError as err:
+                said = str(err)
+            else:
+                deadline = time.monotonic() + JOIN_TIMEOUT_S
+                while not ended.done() and (absent := self._never_seen()):
+                    if time.monotonic() >= deadline and len(absent) < len(nodes):
+                        return  # who is missing is asked alone
+                    await asyncio.wait([ended], timeout=0.2)
+                if len(self._never_seen()) < len(nodes):
+                    return
+                said = ended.result().said[-300:]
+            self._manager.journal.note("agents did not start", said=said)
+            say(f"agents did not start, trying again: {said}")
+            await asyncio.sleep(self._config.recovery.agent_retry_s)
 
     async def _start(self, nodes: tuple[str, ...]) -> tuple[Step, asyncio.Task[StepEnd]]:
         self._launch += 1
@@ -71,7 +93,11 @@ class AgentKeeper:
                     continue
                 if node in self._left:
                     return
-                step, ended = await self._start((node,))
+                try:
+                    step, ended = await self._start((node,))
+                except OSError as err:
+                    self._manager.journal.note("agent did not start", node=node, code=127, said=str(err))
+                    continue
                 deadline = time.monotonic() + JOIN_TIMEOUT_S
                 while not ended.done() and not self._is_back(node) and time.monotonic() < deadline:
                     await asyncio.wait([ended], timeout=0.2)
@@ -83,6 +109,9 @@ class AgentKeeper:
                 self._manager.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
         finally:
             self._retries.pop(node, None)
+
+    def _never_seen(self) -> list[str]:
+        return [node for node in self._manager.nodes if self._manager.detector.state_of(node) == "unknown"]
 
     def _is_back(self, node: str) -> bool:
         return self._manager.detector.state_of(node) in ("alive", "suspect")
@@ -98,6 +127,7 @@ class AgentKeeper:
             states = (await client.node_states((node,)))[node]
         except SlurmError:
             return False
+        self._manager.slurm_said(node, states)
         return not states & {"DOWN", "NOT_RESPONDING", "FAIL", "UNKNOWN"}
 
     async def _poll_slurm(self, client: SlurmClient) -> None:

@@ -7,7 +7,6 @@ It owns the agents' job step, the workers' job steps, the journal and the job's 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
-from flashrec.core.detection import Detector, Verdict
+from flashrec.core.detection import Detector, Verdict, lost_states
 from flashrec.core.machine import Machine
 from flashrec.core.membership import Slot
 from flashrec.core.types import Phase
@@ -31,6 +30,7 @@ from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import write_status
 from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
+from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
 from flashrec.transport.stream import listen_tcp
@@ -41,14 +41,7 @@ EXIT_INTERNAL = 70
 STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
 STATUS_INTERVAL_S = 1.0
-_STDERR = 2
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")  # good to listen on, not to connect to
-
-
-def say(text: str) -> None:
-    """One line for people, in the job's output. If that is full or closed, the job goes on without."""
-    with contextlib.suppress(OSError):  # not through sys.stderr: what it cannot write spoils the exit code
-        os.write(_STDERR, f"flashrec: {text}\n".encode(errors="backslashreplace"))
 
 
 class Manager:
@@ -130,7 +123,7 @@ class Manager:
     async def _wind_down(self, server: asyncio.Server, tasks: list[asyncio.Task[None]]) -> None:
         """Everything stops: workers by their agents, agents by our word, job steps by themselves or by force."""
         assert self._launches is not None and self._agents is not None
-        self.control.broadcast(m.Stop(self.machine.stop_reason.splitlines()[0]))
+        self.control.close(m.Stop(self.machine.stop_reason.splitlines()[0]))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -215,6 +208,8 @@ class Manager:
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         """Slurm's state of one node, as the keeper polled it."""
+        lost = lost_states(states)
+        self.control.bar(node, f"Slurm says {'+'.join(sorted(states))}" if lost else "")
         self._judge(self.detector.slurm_said(node, states))
 
     async def _watch_silence(self) -> None:

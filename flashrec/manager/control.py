@@ -48,6 +48,8 @@ class ControlPlane:
         self._nodes, self._detector, self._rendezvous = frozenset(nodes), detector, rendezvous
         self._welcome, self._emit, self._judge, self._note = welcome, emit, judge, note
         self._incarnations: dict[str, int] = {}
+        self._barred: dict[str, str] = {}
+        self._closed = ""
         self.links: dict[str, Link] = {}
         self.tags: dict[int, m.WorkerBeat] = {}
 
@@ -66,6 +68,15 @@ class ControlPlane:
         link = self.links.pop(node, None)
         if link is not None:
             link.channel.abort(reason)
+
+    def bar(self, node: str, why: str) -> None:
+        """Admit no agent of this node while `why` is not '': Slurm has taken the node, whatever still runs on it."""
+        self._barred[node] = why
+
+    def close(self, stop: m.Stop) -> None:
+        """The job is over: tell every agent, also those that come back only now."""
+        self._closed = f"the job is over: {stop.reason}"
+        self.broadcast(stop)
 
     def refused(self, why: str) -> None:
         """Somebody could not prove the job secret."""
@@ -98,6 +109,10 @@ class ControlPlane:
             self.links.pop(link.node, None)
 
     def _objection(self, hello: m.AgentHello) -> str:
+        if self._closed:
+            return self._closed
+        if self._barred.get(hello.node):
+            return f"node {hello.node} is not usable: {self._barred[hello.node]}"
         if hello.node not in self._nodes:
             return f"node {hello.node} is not part of this job"
         if hello.version != flashrec.__version__:

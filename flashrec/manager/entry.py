@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from flashrec.manager.allocation import inspect_allocation
-from flashrec.manager.app import Manager, say
+from flashrec.manager.app import Manager
 from flashrec.manager.request import Request, RequestError, Shape, shape
+from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
 
 EXIT_USAGE = 64

@@ -9,7 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from flashrec.config.schema import Config, Recovery
+from flashrec.manager import agents
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.steps import Step
 from flashrec.slurm.client import JobInfo, SlurmUnavailable
@@ -23,9 +26,10 @@ class FakeLauncher:
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.made = logs, []
+        self.first, self.later = ["sleep", "60"], ["false"]
 
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
-        argv = ["sleep", "60"] if len(nodes) > 1 else ["false"]
+        argv = self.first if len(nodes) > 1 else self.later
         self.made.append(Step(f"agents {launch}", self.logs / f"{launch}.log", nodes, [argv], [os.environ]))
         return self.made[-1]
 
@@ -38,7 +42,17 @@ class FakeManager:
         self.nodes, self.job_id, self.dead = NODES, 7, {"n1"}
         self.notes: list[str] = []
         self.journal = SimpleNamespace(note=lambda what, **_: self.notes.append(what))
-        self.detector = SimpleNamespace(state_of=lambda node: "dead" if node in self.dead else "alive")
+        self.states: dict[str, str] = {}
+        self.told: list[tuple[str, frozenset[str]]] = []
+        self.detector = SimpleNamespace(
+            state_of=lambda node: self.states.get(node, "dead" if node in self.dead else "alive")
+        )
+
+    def state_of(self, node: str) -> str:
+        return self.states.get(node, "dead" if node in self.dead else "alive")
+
+    def slurm_said(self, node: str, states: frozenset[str]) -> None:
+        self.told.append((node, states))
 
 
 class FakeSlurm:
@@ -116,3 +130,54 @@ def test_not_being_able_to_ask_is_no_answer(tmp_path: Path) -> None:
     manager, launcher, _ = keep(tmp_path, slurm, watch)
     assert "node left the job" not in manager.notes
     assert len(launcher.made) == 1
+
+
+def test_nobody_has_joined_and_the_step_has_ended_so_all_are_asked_again(tmp_path: Path) -> None:
+    """slurmctld was away when the job began: that is no reason to wait for agents that nobody starts."""
+
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        manager.states = dict.fromkeys(NODES, "unknown")
+        launcher.first = ["sh", "-c", "echo srun: error: no controller; exit 1"]
+        await until(lambda: len(launcher.made) == 3)
+        launcher.first = ["sleep", "60"]
+        await until(lambda: len(launcher.made) == 4)
+        manager.states = {}
+
+    manager, launcher, _ = keep(tmp_path, None, watch)
+    assert {frozenset(NODES)} == {step.nodes for step in launcher.made[:4]}
+    assert manager.notes.count("agents did not start") >= 3
+
+
+def test_a_command_that_cannot_be_run_is_tried_again(tmp_path: Path) -> None:
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        manager.states = dict.fromkeys(NODES, "unknown")
+        launcher.first = ["/nonexistent/srun"]
+        await until(lambda: len(launcher.made) == 2)
+        launcher.first, launcher.later = ["sleep", "60"], ["/nonexistent/srun"]
+        await until(lambda: len(launcher.made) == 3)
+        manager.states = {}  # n1 is dead
+        await until(lambda: manager.notes.count("agent did not start") >= 2)
+
+    keep(tmp_path, None, watch)
+
+
+def test_a_node_whose_agent_never_came_is_asked_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slurmd was late, or its srun task failed: without this it is no spare for the whole job."""
+    monkeypatch.setattr(agents, "JOIN_TIMEOUT_S", 0.05)
+
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        manager.dead, manager.states = set(), {"n2": "unknown"}
+        await until(lambda: len(launcher.made) >= 2)
+
+    _, launcher, _ = keep(tmp_path, None, watch)
+    assert launcher.made[1].nodes == {"n2"}
+
+
+def test_what_slurm_says_of_a_node_that_is_asked_is_told(tmp_path: Path) -> None:
+    """A node that Slurm had taken is admitted again only because of that."""
+
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        await until(lambda: manager.told)
+
+    manager, _, _ = keep(tmp_path, FakeSlurm([NODES]), watch)
+    assert manager.told[0] == ("n1", frozenset({"ALLOCATED"}))

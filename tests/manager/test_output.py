@@ -117,8 +117,8 @@ def test_bytes_that_are_no_text(follower, stream, tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, pathlib
-from flashrec.manager.app import say
 from flashrec.manager.output import OutputFollower
+from flashrec.manager.voice import say
 follower = OutputFollower(pathlib.Path(sys.argv[1]), "all")
 follower.watch(0, 1)
 follower.copy()

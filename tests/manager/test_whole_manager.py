@@ -265,3 +265,19 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
 
         play(again)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_node_that_slurm_has_taken_is_no_spare_until_slurm_gives_it_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            await it.running()
+            await it.until(lambda: it.manager.detector.state_of("local2") == "alive")
+            it.manager.slurm_said("local2", frozenset({"DOWN", "NOT_RESPONDING"}))
+            assert it.manager.detector.state_of("local2") == "dead"
+            await it.until(lambda: any("Slurm says DOWN" in x.get("why", "") for x in it.lines()))
+            assert it.manager.detector.state_of("local2") == "dead"
+            it.manager.slurm_said("local2", frozenset({"ALLOCATED"}))
+            await it.until(lambda: it.manager.detector.state_of("local2") == "alive")
+            assert await it.finish() == 0
+
+    play(scene)

@@ -1,0 +1,67 @@
+"""Rendezvous: each member's node gets each key once, and nothing of an older generation."""
+
+from __future__ import annotations
+
+from flashrec.manager.rendezvous import Rendezvous
+from flashrec.wire import messages as m
+
+NODES = {0: "n0", 1: "n0", 2: "n1", 3: None}
+
+
+def made(generation: int = 1) -> Rendezvous:
+    rendezvous = Rendezvous(NODES.get)
+    rendezvous.begin(generation)
+    return rendezvous
+
+
+def key(name: str, *, rank: int = 0, generation: int = 1, members: tuple[int, ...] = (0, 1, 2)) -> m.KeyPosted:
+    return m.KeyPosted(rank, 1, generation, "world", name, b"v", members)
+
+
+def add(generation: int = 1, amount: int = 1, group: str = "world") -> m.CounterAdded:
+    return m.CounterAdded(0, 1, generation, group, "c", amount, 5)
+
+
+def test_one_message_for_a_node_and_the_poster_gets_none() -> None:
+    rendezvous = made()
+    assert rendezvous.post(key("a")), "the first asks for a flush"
+    assert not rendezvous.post(key("b")), "one flush takes both"
+    assert rendezvous.flush() == [
+        ("n0", m.KeysPushed(1, "world", {"a": b"v", "b": b"v"}, (1,))),
+        ("n1", m.KeysPushed(1, "world", {"a": b"v", "b": b"v"}, (2,))),
+    ]
+    assert rendezvous.flush() == []
+    assert rendezvous.post(key("c"))
+
+
+def test_whoever_lives_nowhere_gets_nothing() -> None:
+    rendezvous = made()
+    rendezvous.post(key("a", members=(0, 3)))
+    assert rendezvous.flush() == []
+
+
+def test_an_older_generation_has_no_effect() -> None:
+    rendezvous = made(2)
+    assert not rendezvous.post(key("a", generation=1))
+    assert not rendezvous.post(key("a", generation=3))
+    assert rendezvous.flush() == []
+    assert rendezvous.add(add(1)) is None
+
+
+def test_a_newer_generation_forgets_the_older_one() -> None:
+    rendezvous = made()
+    rendezvous.post(key("a"))
+    assert rendezvous.add(add()) == m.CounterValue(0, 1, 5, 1)
+    rendezvous.begin(2)
+    assert rendezvous.flush() == []
+    assert rendezvous.post(key("b", generation=2)), "the first of its generation"
+    assert rendezvous.add(add(2)) == m.CounterValue(0, 1, 5, 1)
+    rendezvous.begin(1)
+    assert rendezvous.add(add(2)) == m.CounterValue(0, 1, 5, 2), "generations only grow"
+
+
+def test_counters_of_groups_are_apart() -> None:
+    rendezvous = made()
+    rendezvous.add(add(amount=3))
+    assert rendezvous.add(add(amount=2, group="other")) == m.CounterValue(0, 1, 5, 2)
+    assert rendezvous.add(add(amount=2)) == m.CounterValue(0, 1, 5, 5)
