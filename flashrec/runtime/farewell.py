@@ -7,6 +7,7 @@ the exception's type, its text without them, and the file:line of the last frame
 from __future__ import annotations
 
 import atexit
+import gc
 import re
 import sys
 import traceback
@@ -55,8 +56,12 @@ def install(worker: Worker) -> None:
 
 
 def _say_farewell(worker: Worker) -> None:
+    """And end gloo's threads while the interpreter is whole: one that lets go of its last tensor during finalization
+    ends the process with SIGABRT (pytorch issue 38228). Model and session refer to each other, so they hold the groups
+    until they are collected, although the script has destroyed them."""
     if not worker.control.is_forked():
         worker.control.say_farewell()
+        gc.collect()
 
 
 def _wait_for_doom(worker: Worker, error: BaseException) -> None:

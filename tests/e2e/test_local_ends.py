@@ -19,7 +19,7 @@ from flashrec.testing import Fault
 from flashrec.transport.handshake import HandshakeRefused, connect_authenticated, new_secret, read_secret
 from flashrec.wire import frames
 from flashrec.wire import messages as m
-from tests.e2e.support import FLASHREC, assert_identical, assert_no_process, processes_with
+from tests.e2e.support import FLASHREC, SMALL, TRAIN, assert_identical, assert_no_process, processes_with
 
 pytestmark = pytest.mark.torch
 
@@ -38,6 +38,18 @@ for step in session.steps(10):
             raise ValueError("the data is wrong")
         optimizer.step()
         optimizer.zero_grad()
+"""
+
+AT_EXIT = """
+import atexit, os, runpy, sys
+
+@atexit.register  # first registered, last called
+def look():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    print("threads at the end:", *sorted(name for name in names if "gloo" in name), "none", flush=True)
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -61,6 +73,16 @@ def test_a_script_that_does_not_even_start(local_job, tmp_path: Path) -> None:
     assert job.wait(60) == 1
     assert "ModuleNotFoundError" in job.output()
     assert len(job.journal.events("WorkerStarted")) == 4, "nothing is started again"
+
+
+def test_no_thread_of_gloo_lives_when_the_interpreter_ends(local_job, tmp_path: Path) -> None:
+    """Such a thread may abort a process that has done all its work, and then a good job ends with exit code 134."""
+    script = tmp_path / "at_exit.py"
+    script.write_text(AT_EXIT)
+    job = local_job(command=[sys.executable, str(script), str(TRAIN), "--steps", "3", *SMALL])
+    assert job.wait(90) == 0, job.output()
+    said = [line.split("] ")[1] for line in job.output().splitlines() if "threads at the end" in line]
+    assert said == ["threads at the end: none"] * 4
 
 
 def test_no_spare_left_is_a_clear_end(local_job) -> None:
