@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(600
 
 NUM_CUTS = 20
 WARM_UP = 5
+MAX_COUNT_PER_RECOVERY = 0.2  # a pool may take one thread more; a sample may meet a call of squeue
 MAX_KB_PER_RECOVERY = 100.0  # one copy of the parameters of this small model is 170
 SURVIVOR_RANK, SURVIVOR_NODE, MANAGER_NODE = 2, "n3", "n0"
 
@@ -102,12 +103,12 @@ def test_twenty_power_cuts_in_one_job(cluster: DevCluster, node_job, undisturbed
     show(held, on_manager_node, [recovery["rto_s"] for recovery in report_of(job.job_dir)["recoveries"]])
 
     for name in pids:
-        fds, threads = ([getattr(sample[name], what) for sample in held] for what in ("fds", "threads"))
-        assert max(fds[WARM_UP:]) <= max(fds[:WARM_UP]), f"{name}: file descriptors {fds}"
-        assert max(threads[WARM_UP:]) <= max(threads[:WARM_UP]), f"{name}: threads {threads}"
+        for what in ("fds", "threads"):
+            values = [getattr(sample[name], what) for sample in held]
+            assert slope(values) < MAX_COUNT_PER_RECOVERY, f"{name}: {what} {values}"
         growth = slope([sample[name].anonymous_kb for sample in held])
         assert growth < MAX_KB_PER_RECOVERY, f"{name} grows by {growth:.0f} KB per recovery"
-    assert max(on_manager_node[WARM_UP:]) <= max(on_manager_node[:WARM_UP]), f"processes {on_manager_node}"
+    assert slope(on_manager_node) < MAX_COUNT_PER_RECOVERY, f"processes {on_manager_node}"
 
 
 def dead_nodes(job: NodeJob, least: int) -> list[str]:
