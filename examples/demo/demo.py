@@ -67,7 +67,7 @@ def main() -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     try:
-        return demo(cluster, work, options.node, options.steps, options.at_step)
+        figures, is_good = demo(cluster, work, options.node, options.steps, options.at_step)
     except (DemoError, DevClusterError, TimeoutError, RuntimeError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -75,10 +75,12 @@ def main() -> int:
         if not options.keep:
             cluster.down()
             _step("cluster is down, nothing is left behind")
+    _step(figures)
+    return 0 if is_good else 1
 
 
-def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -> int:
-    """Both jobs, the power cut, the report and the comparison. Returns the exit code."""
+def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -> tuple[str, bool]:
+    """Both jobs, the power cut, the report and the comparison. Returns what `conclude` does."""
     _step(f"job 1 of 2: {steps} steps undisturbed, for comparison")
     calm_out, hit_out = work / "undisturbed", work / "hit"
     calm = submit(cluster, work / "job-undisturbed", [str(TRAIN), "--steps", str(steps), "--out", str(calm_out)])
@@ -113,8 +115,8 @@ def demo(cluster: DevCluster, work: Path, node: int, steps: int, at_step: int) -
     return conclude(hit, calm_out, hit_out)
 
 
-def conclude(hit: SubmittedJob, calm_out: Path, hit_out: Path) -> int:
-    """Report, comparison, and the line that says it all."""
+def conclude(hit: SubmittedJob, calm_out: Path, hit_out: Path) -> tuple[str, bool]:
+    """Report and comparison. Returns the line that says it all, and whether all is as promised."""
     flashrec = [sys.executable, "-m", "flashrec.cli.main"]
     subprocess.run([*flashrec, "report", str(hit.job_dir), "--html", str(hit.job_dir / "report.html")], check=False)
     print(flush=True)
@@ -133,12 +135,11 @@ def conclude(hit: SubmittedJob, calm_out: Path, hit_out: Path) -> int:
     figures = " ".join(
         f"{name}_s={_figure(phases.get(name))}" for name in ("detect", "fence", "launch", "form", "restore")
     )
-    print(
-        f"demo: recovered={_yes(recovered)} identical={_yes(identical)} same_job={_yes(same_job)} "
-        f"steps_redone={redone if redone is not None else 'unknown'} rto_s={_figure(one.get('rto_s'))} {figures}",
-        flush=True,
+    line = (
+        f"recovered={_yes(recovered)} identical={_yes(identical)} same_job={_yes(same_job)} "
+        f"steps_redone={redone if redone is not None else 'unknown'} rto_s={_figure(one.get('rto_s'))} {figures}"
     )
-    return 0 if recovered and identical and same_job and redone in (0, 1) else 1
+    return line, recovered and identical and same_job and redone in (0, 1)
 
 
 def _step(text: str) -> None:
