@@ -36,10 +36,14 @@ def main() -> int:
         if os.getppid() == 1:
             return 1
     hosts, _, port = args.manager.rpartition(":")
-    agent = Agent(
-        this_node(), args.launch, hosts.split(","), int(port), args.key, read_secret(args.secret), args.reconnect
-    )
-    return asyncio.run(agent.run())
+    try:
+        agent = Agent(
+            this_node(), args.launch, hosts.split(","), int(port), args.key, read_secret(args.secret), args.reconnect
+        )
+        return asyncio.run(agent.run())
+    except (OSError, ValueError, LookupError) as err:  # no shared job directory, a foreign /tmp directory, …
+        logging.getLogger("flashrec.agent").error("the agent ends: %s", err, exc_info=err)
+        return 1
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ class Agent:
                     self._workers = Workers(message, channel.local_address, self._socket, channel.send)
                     server = await self._listen()
                     beats = asyncio.create_task(self._beat(channel, message))
+                    beats.add_done_callback(lambda task: _end_with(task, channel))
                     log.info("node %s joined, incarnation %d", self.node, message.incarnation)
                 else:
                     self._perform(message)
@@ -152,3 +153,10 @@ class Agent:
                 workers.answer_counter(message)
             case m.Fence() | m.PlanPublished() | m.Resume() | m.Complete():
                 workers.announce(message)
+
+
+def _end_with(task: asyncio.Task[None], channel: Channel[m.ToAgent]) -> None:
+    """An agent that cannot beat any more (and so does not judge its lease) has no life to lead."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("internal error", exc_info=error)
+        channel.abort(f"internal error: {error!r}")

@@ -33,10 +33,13 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the user's command")
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    answer = _ask(socket_path(args.key, this_node()), read_secret(args.secret), args.launch)
-    if isinstance(answer, messages.TaskRefused):
-        sys.exit(_say(f"not started: {answer.reason}", EXIT_REFUSED))
-    _redirect(answer.output)
+    try:
+        answer = _ask(socket_path(args.key, this_node()), read_secret(args.secret), args.launch)
+        if isinstance(answer, messages.TaskRefused):
+            sys.exit(_say(f"not started: {answer.reason}", EXIT_REFUSED))
+        _redirect(answer.output)
+    except (OSError, ValueError, LookupError, frames.ProtocolError) as err:
+        sys.exit(_say(f"not started on node {os.environ.get('SLURMD_NODENAME', '?')}: {err}", EXIT_REFUSED))
     os.environ.update(answer.env)
     try:
         os.execvp(command[0], command)

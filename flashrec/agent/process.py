@@ -7,6 +7,7 @@ ended with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from pathlib import Path
@@ -16,6 +17,8 @@ class WatchedProcess:
     """Holds a pidfd; `fileno()` becomes readable when the process has ended. Raises ProcessLookupError if it has."""
 
     def __init__(self, pid: int) -> None:
+        if pid <= 1:  # 0: not visible from here; to kill "group 1" would kill all processes of the user
+            raise OSError(errno.EINVAL, f"not a process that can be watched: {pid}")
         self.pid = pid
         self._fd = os.pidfd_open(pid)
 

@@ -59,19 +59,19 @@ class Workers:
         life: Life | None = None
         async for message in channel.messages():
             match message:
-                case m.TaskStarting():
+                case m.TaskStarting() if life is None:
                     await self._start(channel, message)
                     return
-                case m.WorkerHello():
+                case m.WorkerHello() if life is None:
                     life = self._join(channel, message)
                     if life is None:
                         return
-                case m.WorkerBeat() if life is not None:
+                case _ if life is None or not self._speaks_for(life, message):
+                    break  # speech before hello, a second hello, or for somebody else
+                case m.WorkerBeat():
                     life.heard_at, life.tag = time.monotonic(), message
-                case _ if life is not None and self._speaks_for(life, message):
-                    self._hear(life, message)
                 case _:
-                    break  # speech before hello, or for somebody else
+                    self._hear(life, message)
         if life is not None:
             life.spoken_out.set()
 
@@ -89,15 +89,22 @@ class Workers:
             await channel.drain_and_close()
             return
         try:
-            life = Life(assignment, WatchedProcess(question.pid))
+            # never the pid it says: inside a container that is another process here, and 1 would mean everybody
+            process = WatchedProcess(channel.peer_pid)
         except ProcessLookupError:
             return
+        except OSError as err:
+            channel.send(m.TaskRefused(f"the agent cannot watch process {channel.peer_pid}: {err.strerror}"))
+            await channel.drain_and_close()
+            return
+        life = Life(assignment, process)
         self._lives[assignment.rank, assignment.incarnation] = life
         asyncio.get_running_loop().add_reader(life.process.fileno(), self._ended, life)
         name = f"rank-{assignment.rank}.{assignment.incarnation}.log"
         output = str(Path(self._welcome.output_dir) / name)
+        # first the manager: a short task can end, and srun with it, before the next line is reached
+        self._relay(events.WorkerStarted(assignment.rank, assignment.incarnation, process.pid))
         channel.send(m.TaskAssigned(assignment, self._environment(assignment), output))
-        self._relay(events.WorkerStarted(assignment.rank, assignment.incarnation, question.pid))
         await channel.drain_and_close()
 
     async def _await_expectation(self, launch: int, local_id: int) -> Assignment | None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -71,6 +72,13 @@ class Channel(Generic[M]):
                 self._writer.close()
                 await self._writer.wait_closed()
         self._writer.transport.abort()
+
+    @property
+    def peer_pid(self) -> int:
+        """Pid of who connected to our unix socket, as the kernel sees it from our PID namespace (0: not visible)."""
+        sock = self._writer.get_extra_info("socket")
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return int(pid)
 
     @property
     def local_address(self) -> str:
