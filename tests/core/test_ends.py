@@ -44,6 +44,8 @@ def test_a_finish_heard_during_a_recovery_ends_the_recovery() -> None:
     assert "kill on n1: 0.2 (all steps are done: nobody is restored any more)" in said
     assert "complete g2" in said
     assert driver.machine.next_deadline() is None
+    assert driver.do("report 1 v=10") == ["-"], "an answer to the fence moves nothing any more"
+    assert driver.machine.next_deadline() is None
     assert driver.do("exit 1 farewell=finished")[-1].startswith("stop 75: all steps were done, but rank 0 ended")
 
 

@@ -98,7 +98,9 @@ def test_garbage_is_the_fault_of_the_peer(name: str, garbage: bytes) -> None:
 
 
 DEEP = b"\x91" * 100_000 + b"\xc0"
-BAD = [b"", b"\xc1", b"\xc0", frames.encode(messages.AgentBeat())[:-1], DEEP, b"\x81\xa4type\xa4Nope",
+BAD = [b"", b"\xc1", b"\xc0", frames.encode(messages.AgentBeat())[:-1], DEEP,
+       b"\x82\xa1x" + DEEP + b"\xa4type\xa4Stop", b"\x82\xa4type\xa4Stop\xa6reason" + DEEP,
+       b"\x82\xa4type\xa9AgentBeat\xa1x" + DEEP, b"\x82\xa4type\xa8WorkerBeat\xa1x" + DEEP, b"\x81\xa4type\xa4Nope",
        msgspec.msgpack.encode({"type": "Fence", "generation": "1", "reason": ""}),
        msgspec.msgpack.encode({"type": "Fence", "generation": 1}),
        b"\x82\xa4type\xa5Fence\xa6reason\xa2\xff\xfe"]  # fmt: skip
