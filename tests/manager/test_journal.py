@@ -36,6 +36,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.at_most, self.open = False, 1 << 30, threading.Event()
+        self.refusals = 0
         self.open.set()
         self._write = os.write
         monkeypatch.setattr(module.os, "write", self.write)
@@ -43,6 +44,7 @@ class Disk:
     def write(self, fd: int, data: bytes) -> int:
         self.open.wait(DEADLINE_S)
         if self.full:
+            self.refusals += 1
             raise OSError(errno.ENOSPC, "No space left on device")
         return self._write(fd, data[: self.at_most])
 
@@ -76,6 +78,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path: Path, disk: Disk
     disk.full = True
     for number in range(20):
         journal.note("during", number=number)
+        until(lambda: disk.refusals > number)  # noqa: B023
     until(lambda: complaints)
     disk.full = False
     journal.note("after")
@@ -167,6 +170,7 @@ def test_after_its_end_it_takes_nothing_and_breaks_nothing(tmp_path: Path) -> No
     journal.note("x")
     journal.close()
     journal.note("y")
+    assert journal.num_kept == 0
     journal.close()
     assert len(lines(tmp_path / "j")) == 1
 

@@ -71,7 +71,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "OUTAGE_RETRY_S", 0.01)
+    monkeypatch.setattr(launches, "OUTAGE_RETRY_S", 0.1)
 
 
 def test_agents_hear_whom_to_expect_before_anything_starts(tmp_path: Path) -> None:
@@ -181,6 +181,7 @@ def test_nobody_is_launched_who_is_not_wanted_any_more(tmp_path: Path) -> None:
         world.slots[0].incarnation = 2
         await until(lambda: not world.launches.tasks)
         assert world.failed == []
+        assert len(world.made) == 1
 
     play(scene)
 
@@ -218,11 +219,22 @@ def test_after_the_end_nothing_is_started_any_more(tmp_path: Path) -> None:
         world = World(tmp_path, f"echo '{OUTAGE}'; exit 1")
         world.begin(0)
         await until(lambda: world.notes)
-        await world.launches.stop(0.05)
-        count = len(world.made)
+        await world.launches.stop(0.2)
         await until(lambda: not world.launches.tasks)
-        assert len(world.made) == count
+        assert len(world.made) == 1
         assert world.failed == []
+
+    play(scene)
+
+
+def test_whoever_had_not_started_when_the_job_ended_has_not_failed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        world = World(tmp_path, "exec sleep 60")
+        world.begin(0)
+        await until(lambda: world.made)
+        await world.launches.stop(0.05)
+        await until(lambda: not world.launches.tasks)
+        assert world.failed == [], "the journal is closed by now"
 
     play(scene)
 

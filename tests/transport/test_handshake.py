@@ -126,6 +126,9 @@ def test_garbage_is_refused_when_accepting(sent: bytes) -> None:
         with pytest.raises(h.HandshakeRefused):
             h.accept_authenticated(right, SECRET, 5)
         assert right.gettimeout() is None, "the time-out is restored"
+        if not sent.startswith(h.MAGIC):
+            right.shutdown(socket.SHUT_WR)
+            assert left.recv(1) == b"", "whoever speaks something else gets no answer"
 
 
 @pytest.mark.parametrize("sent", [*GARBAGE[:2], b""], ids=["http", "random", "end at once"])

@@ -76,10 +76,13 @@ def test_messages_both_ways_and_the_end() -> None:
     played(scene)
 
 
-def test_our_own_end_has_our_reason() -> None:
+def test_our_own_end_has_our_reason(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(pair: Pair, port: int) -> None:
         client, server = await connected(pair, port)
         server.abort("condemned: silent for 2 s")
+        for _ in range(20):
+            server.send(FENCE)
+        assert not caplog.records, "asyncio complains about writes to what is closed"
         assert await drained(server) == []
         assert server.end_reason == "condemned: silent for 2 s"
         assert await drained(client) == []
