@@ -232,3 +232,17 @@ def test_keys_and_counters_go_through_the_rendezvous() -> None:
             assert await heard(one) == m.CounterValue(0, 1, 9, total)
 
     play(scene)
+
+
+def test_what_a_life_said_before_it_was_cut_off_is_not_heard_after() -> None:
+    """Both messages came in one packet; carrying out the first one condemned the node."""
+
+    async def scene(desk: Desk) -> None:
+        channel, _ = await desk.agent("n1")
+        desk.plane._emit = lambda event: (desk.events.append(event), desk.plane.cut("n1", "condemned"))[0]
+        both = [frames.frame(frames.encode(e.WorkerJoined(rank, 1))) for rank in (0, 1)]
+        channel._writer.write(b"".join(both))
+        assert await heard(channel) is None
+        assert desk.events == [e.AgentJoined("n1", 1), e.WorkerJoined(0, 1)]
+
+    play(scene)
