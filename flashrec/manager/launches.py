@@ -1,7 +1,8 @@
 """Worker launches under way: tell the agents whom to expect, start the step, and say so if somebody does not start.
 
 A step that could not be created because Slurm's controller is away is tried again until it works or nobody wants it
-any more: an outage of the controller is not a failure of the node.
+any more: an outage of the controller is not a failure of the node. One that has just come back refuses steps for some
+seconds; such a refusal is tried again, but not for ever.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
 from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
-from flashrec.slurm.client import is_outage
+from flashrec.slurm.client import is_outage, is_settling
 from flashrec.wire import messages as m
 
 OUTAGE_RETRY_S = 1.0
+MAX_SETTLING_TRIES = 30
 Placement = Mapping[str, tuple[Assignment, ...]]
 
 
@@ -55,6 +57,7 @@ class Launches:
 
     async def _see_through(self, launch: int, placement: Placement) -> None:
         everybody = [(a.rank, a.incarnation) for tasks in placement.values() for a in tasks]
+        settling_tries = 0
         while True:
             step = self._launcher.workers(launch, placement)
             self.steps.append(step)
@@ -66,7 +69,9 @@ class Launches:
                 return
             if self._stopped:
                 return
-            if len(missing) < len(everybody) or not is_outage(end.said):
+            settling_tries += is_settling(end.said)
+            may_pass = is_outage(end.said) or (is_settling(end.said) and settling_tries <= MAX_SETTLING_TRIES)
+            if len(missing) < len(everybody) or not may_pass:
                 break
             self._note("launch waits for Slurm's controller", launch=launch, said=end.said[-300:])
             await asyncio.sleep(OUTAGE_RETRY_S)

@@ -146,6 +146,12 @@ def is_outage(said: str) -> bool:
     return any(sign in lower for sign in signs)
 
 
+def is_settling(said: str) -> bool:
+    """True if a controller that has just come back may have said it: until its nodes have registered (1 to 3 s on 22.05
+    and 24.11) it has no memory to give, not even to a step that wants none."""
+    return "memory required by task is not available" in said.lower()
+
+
 def _state_words(state: str) -> frozenset[str]:
     words = set()
     for word in state.upper().split("+"):

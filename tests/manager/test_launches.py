@@ -21,6 +21,7 @@ from flashrec.wire import messages as m
 
 LIMIT_S = 20
 OUTAGE = "srun: error: Unable to confirm allocation for job 5: Unable to contact slurm controller (connect failure)"
+SETTLING = "srun: error: Unable to create step for job 5: Memory required by task is not available"
 BAD = "srun: error: Unable to create step for job 5: Requested node configuration is not available"
 
 
@@ -132,6 +133,31 @@ def test_a_command_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
         await until(lambda: world.failed)
         assert "cannot start workers 1" in world.failed[0].reason
 
+    play(scene)
+
+
+def test_a_controller_that_has_just_come_back_is_given_time(tmp_path: Path) -> None:
+    async def scene() -> None:
+        world = World(tmp_path, f"echo '{OUTAGE}'; exit 1", f"echo '{SETTLING}'; exit 1", "exec sleep 60")
+        world.begin(0, 1)
+        await until(lambda: len(world.made) == 3)
+        assert world.failed == []
+        for rank in (0, 1):
+            world.slots[rank].state = "up"
+        await world.launches.stop(0.05)
+
+    play(scene)
+
+
+def test_but_a_refusal_that_stays_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        world = World(tmp_path, f"echo '{SETTLING}'; exit 1")
+        world.begin(0, 1)
+        await until(lambda: world.failed)
+        assert len(world.made) == 1 + 3
+        assert "Memory required by task" in world.failed[0].reason
+
+    monkeypatch.setattr(launches, "MAX_SETTLING_TRIES", 3)
     play(scene)
 
 
