@@ -372,6 +372,7 @@ def test_a_worker_that_never_said_hello_is_left_alone() -> None:
             pid = await it.started(task(0))
             await asyncio.sleep(0.01)
             it.workers.beat()
+            assert it.workers._lives[0, 1].kill_reason == ""
             assert is_running(pid) and it.of(e.WorkerExited) == []
 
     play(scene)
