@@ -235,3 +235,22 @@ def test_an_agent_that_cannot_start_says_why(problem: str, tmp_path: Path) -> No
     assert done.returncode == 1
     assert "the agent ends: " in done.stderr
     assert ("No such file" if problem == "no secret" else "SLURMD_NODENAME") in done.stderr
+
+
+def test_it_leaves_the_socket_of_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healed node may have two agents for a moment: the one that ends must not take the other's socket away."""
+
+    async def scene() -> None:
+        async with manager(monkeypatch) as made:
+            agent = made.agent()
+            channel, messages = await made.lives.get()
+            channel.send(made.welcome())
+            await anext(messages)
+            path = socket_path("key", "n1")
+            path.rename(path.with_suffix(".old"))  # keeps the inode number taken
+            path.touch()
+            channel.send(m.Stop("over"))
+            assert await agent == 0
+            assert path.exists()
+
+    play(scene)
