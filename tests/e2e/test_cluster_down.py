@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(300
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevCluster]:
-    with dev_cluster(num_nodes=5, slurmd_timeout_s=5, extra_conf=("MessageTimeout=2",)) as cluster:
+    with dev_cluster(num_nodes=5, slurmd_timeout_s=10, extra_conf=("MessageTimeout=3",)) as cluster:
         yield cluster
 
 
@@ -59,7 +59,7 @@ def test_slurm_takes_lost_nodes_from_the_job(cluster: DevCluster, node_job, undi
     noticed = job.hit("noticed", cluster.cut_power)
     job.faults.await_armed("stand", 60)
     assert job.journal.resumes() == 2
-    job.journal.wait_for(lambda: noticed in left(job), "Slurm marks the silent node DOWN", 60)
+    job.journal.wait_for(lambda: noticed in left(job), "Slurm marks the silent node DOWN", 90)
     assert nodes_of(job) == {"n0", "n3", "n4"}
     cluster.heal(told)
     job.faults.mark_fired("stand", 0.0)  # a victim of nothing: it goes on, and rank 2 is killed in the same step
