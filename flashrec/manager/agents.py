@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from flashrec.config.schema import Config
+from flashrec.core.detection import Detector
+from flashrec.manager.journal import Journal
 from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
 from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient, SlurmError
 
-if TYPE_CHECKING:
-    from flashrec.manager.app import Manager
-
 JOIN_TIMEOUT_S = 20.0
+
+
+class Job(Protocol):
+    """What the keeper needs to know of the job (the manager is one)."""
+
+    nodes: tuple[str, ...]
+    job_id: int | None
+    detector: Detector
+    journal: Journal
+
+    def slurm_said(self, node: str, states: frozenset[str]) -> None: ...
 
 
 class AgentKeeper:
     """client None: no Slurm (local nodes), so nodes never leave the job."""
 
-    def __init__(self, manager: Manager, launcher: Launcher, client: SlurmClient | None) -> None:
-        self._manager, self._launcher, self._client = manager, launcher, client
-        self._config = manager.request.config
+    def __init__(self, job: Job, config: Config, launcher: Launcher, client: SlurmClient | None) -> None:
+        self._job, self._config, self._launcher, self._client = job, config, launcher, client
         self._launch = 0
         self.steps: dict[Step, asyncio.Task[StepEnd]] = {}  # those that run, and the wait for their end
         self._retries: dict[str, asyncio.Task[None]] = {}
@@ -39,7 +49,7 @@ class AgentKeeper:
         try:
             while True:
                 await asyncio.sleep(0.25)
-                for node in self._manager.nodes:
+                for node in self._job.nodes:
                     lost = not self._is_back(node)  # or was never there
                     if lost and node not in self._left and node not in self._retries:
                         self._retries[node] = asyncio.create_task(self._bring_back(node))
@@ -54,7 +64,7 @@ class AgentKeeper:
 
     async def _first_start(self) -> None:
         """All agents in one step, again until somebody has joined (Slurm's controller may be away just now)."""
-        nodes = self._manager.nodes
+        nodes = self._job.nodes
         while True:
             try:
                 _, ended = await self._start(nodes)
@@ -69,14 +79,14 @@ class AgentKeeper:
                 if len(self._never_seen()) < len(nodes):
                     return
                 said = ended.result().said[-300:]
-            self._manager.journal.note("agents did not start", said=said)
+            self._job.journal.note("agents did not start", said=said)
             say(f"agents did not start, trying again: {said}")
             await asyncio.sleep(self._config.recovery.agent_retry_s)
 
     async def _start(self, nodes: tuple[str, ...]) -> tuple[Step, asyncio.Task[StepEnd]]:
         self._launch += 1
         step = self._launcher.agents(nodes, self._launch)
-        self._manager.journal.note("agents launched", nodes=nodes, launch=self._launch)
+        self._job.journal.note("agents launched", nodes=nodes, launch=self._launch)
         await step.start()
         self.steps[step] = ended = asyncio.create_task(step.wait())
         ended.add_done_callback(lambda _: self.steps.pop(step, None))
@@ -96,7 +106,7 @@ class AgentKeeper:
                 try:
                     step, ended = await self._start((node,))
                 except OSError as err:
-                    self._manager.journal.note("agent did not start", node=node, code=127, said=str(err))
+                    self._job.journal.note("agent did not start", node=node, code=127, said=str(err))
                     continue
                 deadline = time.monotonic() + JOIN_TIMEOUT_S
                 while not ended.done() and not self._is_back(node) and time.monotonic() < deadline:
@@ -106,38 +116,38 @@ class AgentKeeper:
                 step.terminate(hard=True)
                 await asyncio.wait([ended])
                 end = ended.result()
-                self._manager.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
+                self._job.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
         finally:
             self._retries.pop(node, None)
 
     def _never_seen(self) -> list[str]:
-        return [node for node in self._manager.nodes if self._manager.detector.state_of(node) == "unknown"]
+        return [node for node in self._job.nodes if self._job.detector.state_of(node) == "unknown"]
 
     def _is_back(self, node: str) -> bool:
-        return self._manager.detector.state_of(node) in ("alive", "suspect")
+        return self._job.detector.state_of(node) in ("alive", "suspect")
 
     async def _may_use(self, client: SlurmClient, node: str) -> bool:
         """False while Slurm thinks the node unusable or cannot be asked; a node that left the job is forgotten."""
         try:
-            job = await client.job(self._manager.job_id or 0)
+            job = await client.job(self._job.job_id or 0)
             if node not in job.nodes:
                 self._left.add(node)
-                self._manager.journal.note("node left the job", node=node)
+                self._job.journal.note("node left the job", node=node)
                 return True
             states = (await client.node_states((node,)))[node]
         except SlurmError:
             return False
-        self._manager.slurm_said(node, states)
+        self._job.slurm_said(node, states)
         return not states & {"DOWN", "NOT_RESPONDING", "FAIL", "UNKNOWN"}
 
     async def _poll_slurm(self, client: SlurmClient) -> None:
         try:
-            states = await client.node_states(self._manager.nodes)
+            states = await client.node_states(self._job.nodes)
         except SlurmError as err:
-            self._manager.journal.note("Slurm could not be asked", error=str(err))
+            self._job.journal.note("Slurm could not be asked", error=str(err))
             return
         for node, words in states.items():
-            self._manager.slurm_said(node, words)
+            self._job.slurm_said(node, words)
 
     def abandon(self, node: str) -> None:
         """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""

@@ -28,7 +28,7 @@ from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
-from flashrec.manager.status import write_status
+from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
@@ -97,7 +97,7 @@ class Manager:
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
         client = SlurmClient() if self.job_id is not None else None
-        self._agents = AgentKeeper(self, launcher, client)
+        self._agents = AgentKeeper(self, self._config, launcher, client)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._interrupted, number)
         tasks = [
@@ -133,7 +133,7 @@ class Manager:
         await asyncio.gather(self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S))
         server.close()
         await asyncio.to_thread(self.output.copy, final=True)
-        await write_status(self)
+        await write_status(self.job_dir, self._snapshot())
         self.journal.note("job over", exit_code=self.machine.exit_code, reason=self.machine.stop_reason)
 
     def _exit_code(self) -> int:
@@ -257,8 +257,11 @@ class Manager:
 
     async def _keep_status(self) -> None:
         while True:
-            await write_status(self)
+            await write_status(self.job_dir, self._snapshot())
             await asyncio.sleep(STATUS_INTERVAL_S)
+
+    def _snapshot(self) -> dict[str, Any]:
+        return snapshot(self.job_id, self.machine, self.detector, self.control.tags)
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))

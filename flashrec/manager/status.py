@@ -7,18 +7,19 @@ import contextlib
 import datetime
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from flashrec.manager.app import Manager
+from flashrec.core.detection import Detector
+from flashrec.core.machine import Machine
+from flashrec.wire.messages import WorkerBeat
 
 
-async def write_status(manager: Manager) -> None:
+async def write_status(job_dir: Path, status: dict[str, Any]) -> None:
     """Write the status (in a thread: the disk may be slow); a failing disk is ignored (the journal complains)."""
-    data = msgspec.json.format(msgspec.json.encode(snapshot(manager)), indent=1)
-    await asyncio.to_thread(_replace, Path(manager.job_dir) / "status.json", data)
+    data = msgspec.json.format(msgspec.json.encode(status), indent=1)
+    await asyncio.to_thread(_replace, job_dir / "status.json", data)
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -31,9 +32,8 @@ def _replace(path: Path, data: bytes) -> None:
             temporary.unlink()
 
 
-def snapshot(manager: Manager) -> dict[str, Any]:
+def snapshot(job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat]) -> dict[str, Any]:
     """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag."""
-    machine, tags = manager.machine, manager.control.tags
     ranks: list[dict[str, Any]] = []
     for slot in machine.members.slots:
         tag = tags.get(slot.rank)
@@ -46,13 +46,13 @@ def snapshot(manager: Manager) -> dict[str, Any]:
         )  # fmt: skip
     nodes = [
         {
-            "node": node.name, "state": manager.detector.state_of(node.name), "incarnation": node.incarnation,
+            "node": node.name, "state": detector.state_of(node.name), "incarnation": node.incarnation,
             "ranks": [slot.rank for slot in machine.members.on_node(node.name)], "lost_because": node.lost_because,
         }
         for node in machine.members.nodes.values()
     ]  # fmt: skip
     return {
-        "job_id": manager.job_id,
+        "job_id": job_id,
         "pid": os.getpid(),
         "wall": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "phase": machine.phase,

@@ -140,7 +140,7 @@ def test_nobody_has_joined_and_the_step_has_ended_so_all_are_asked_again(tmp_pat
         launcher.first = ["sh", "-c", "echo srun: error: no controller; exit 1"]
         await until(lambda: len(launcher.made) >= 3)
         launcher.first, failed = ["sleep", "60"], len(launcher.made)
-        await until(lambda: len(launcher.made) == failed + 1)
+        await until(lambda: len(launcher.made) >= failed + 1)
         manager.states = {}
 
     manager, launcher, _ = keep(tmp_path, None, watch)
@@ -154,7 +154,7 @@ def test_a_command_that_cannot_be_run_is_tried_again(tmp_path: Path) -> None:
         launcher.first = ["/nonexistent/srun"]
         await until(lambda: len(launcher.made) >= 2)
         launcher.first, launcher.later, failed = ["sleep", "60"], ["/nonexistent/srun"], len(launcher.made)
-        await until(lambda: len(launcher.made) == failed + 1)
+        await until(lambda: len(launcher.made) >= failed + 1)
         manager.states = {}  # n1 is dead
         await until(lambda: manager.notes.count("agent did not start") >= 2)
 
