@@ -43,6 +43,12 @@ class NodeJob:
         self.faults.mark_fired(fault_id, perform(armed.node))
         return armed.node
 
+    @property
+    def nodes(self) -> list[str]:
+        """The job's nodes in order of preference: the first get the ranks, the last is the batch host."""
+        (note,) = [line for line in self.journal.lines() if line.get("what") == "job started"]
+        return list(note["nodes"])
+
     def await_spare(self, node: str, former: int) -> None:
         """Wait until `node` has joined again, after its life number `former`."""
         self.journal.wait_for(lambda: self.life(node) > former, f"node {node} returns as a spare", 60)

@@ -10,7 +10,7 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from tests.e2e.cluster_job import NodeJob
 from tests.e2e.support import LocalJob
-from tests.support.cluster import shared_folder
+from tests.support.cluster import shared_folder, wait_for
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., NodeJob]]:
-    """Start jobs; afterwards they are cancelled and every node is healed, whatever happened."""
+    """Start jobs; afterwards they are cancelled, every node is healed, and Slurm has freed all of them."""
     jobs: list[NodeJob] = []
 
     def start(**options: object) -> NodeJob:
@@ -70,6 +70,7 @@ def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     for node in cluster.status().nodes:
         if not node.link_up:
             cluster.heal(node.name)
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 60)
 
 
 @pytest.fixture(scope="module")
