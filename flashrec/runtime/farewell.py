@@ -10,12 +10,14 @@ import atexit
 import gc
 import re
 import sys
+import threading
 import traceback
 from types import TracebackType
 
 from flashrec.core import events
 from flashrec.core.types import Raised
 from flashrec.runtime.errors import is_communication
+from flashrec.runtime.inplace import DISPOSE_THREAD
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.worker import Worker
 
@@ -23,6 +25,7 @@ _NUM_FRAMES = 3
 _MAX_TRACEBACK_CHARS = 20_000
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)*(e[+-]?\d+)?")
 _DOOM_TIMEOUT_S = 120.0
+_DISPOSE_TIMEOUT_S = 5.0
 
 
 def fingerprint(error: BaseException) -> str:
@@ -58,10 +61,14 @@ def install(worker: Worker) -> None:
 def _say_farewell(worker: Worker) -> None:
     """And end gloo's threads while the interpreter is whole: one that lets go of its last tensor during finalization
     ends the process with SIGABRT (pytorch issue 38228). Model and session refer to each other, so they hold the groups
-    until they are collected, although the script has destroyed them."""
+    until they are collected, although the script has destroyed them; and a recovery just before the end may still be
+    disposing of the groups of the generation before."""
     if not worker.control.is_forked():
         worker.control.say_farewell()
         gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == DISPOSE_THREAD:
+                thread.join(_DISPOSE_TIMEOUT_S)
 
 
 def _wait_for_doom(worker: Worker, error: BaseException) -> None:

@@ -23,6 +23,7 @@ from flashrec.runtime.errors import NotUnblockable, RecoveryFailed
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.timeline import Timeline, Watch
 
+DISPOSE_THREAD = "flashrec-dispose"
 MakeStore = Callable[[str, tuple[int, ...], int, float], torch_private.Store]
 
 
@@ -67,7 +68,7 @@ class InPlaceEngine:
         self._check_unblockable(groups, generation)
         retired += [cut for fence, cut in self._kept if fence <= generation]
         self._kept = [(fence, cut) for fence, cut in self._kept if fence > generation]
-        threading.Thread(target=retired.clear, name="flashrec-dispose", daemon=True).start()
+        threading.Thread(target=retired.clear, name=DISPOSE_THREAD, daemon=True).start()
         self._timeline.mark(
             "formed", generation=generation, groups=len(groups), build_ms=build_ms, swap_ms=watch.ms() - build_ms
         )

@@ -1,0 +1,27 @@
+"""The end of a worker's interpreter: nothing of ours may still be taking process groups apart then."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from flashrec.runtime import farewell
+from flashrec.runtime.inplace import DISPOSE_THREAD
+
+pytestmark = pytest.mark.torch
+
+
+def test_the_disposal_of_former_groups_is_waited_for() -> None:
+    said: list[str] = []
+    may_end = threading.Event()
+
+    def dispose() -> None:
+        may_end.wait(10)
+        said.append("disposed")
+
+    threading.Thread(target=dispose, name=DISPOSE_THREAD, daemon=True).start()
+    control = SimpleNamespace(is_forked=lambda: False, say_farewell=may_end.set)
+    farewell._say_farewell(SimpleNamespace(control=control))  # type: ignore[arg-type]
+    assert said == ["disposed"]
