@@ -115,7 +115,6 @@ class Machine:
             case events.WorkerRestored():
                 self._worker_restored(event, now)
             case events.WorkerCommitted():
-                self.members.slots[event.rank].committed = True
                 self._without_progress = 0
             case events.WorkerFinished():
                 self._worker_finished(event)

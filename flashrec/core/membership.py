@@ -33,14 +33,12 @@ class Slot(msgspec.Struct):
     node: str
     local_rank: int
     incarnation: int = 0
-    generation: int = 0
     state: str = "unplaced"
     joins: bool = False
     finished: bool = False
     report: Report | None = None
     formed: bool = False
     restored_v: int | None = None
-    committed: bool = False
     lost_because: str = ""
 
     @property
@@ -54,7 +52,7 @@ class Slot(msgspec.Struct):
 
     def forget_generation(self) -> None:
         """A new generation begins: what was said in the old one no longer counts."""
-        self.report, self.formed, self.restored_v, self.committed = None, False, None, False
+        self.report, self.formed, self.restored_v = None, False, None
 
 
 class Members:
@@ -94,7 +92,7 @@ class Members:
         for rank, local_rank in ranks.items():
             slot = self.slots[rank]
             slot.node, slot.local_rank, slot.state, slot.finished = node, local_rank, "launched", False
-            slot.incarnation, slot.generation, slot.joins = slot.incarnation + 1, generation, joins
+            slot.incarnation, slot.joins = slot.incarnation + 1, joins
         return tuple(
             Assignment(rank, local_rank, self.slots[rank].incarnation, generation, joins)
             for rank, local_rank in ranks.items()

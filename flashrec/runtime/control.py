@@ -26,7 +26,7 @@ from typing import NoReturn
 from flashrec.runtime.board import Board
 from flashrec.runtime.environment import Environment
 from flashrec.runtime.progress import Progress
-from flashrec.transport.handshake import connect_authenticated
+from flashrec.transport.handshake import connect_authenticated, receive_exactly
 from flashrec.wire import messages as m
 from flashrec.wire.frames import FrameReader, ProtocolError, encode, frame, to_worker
 
@@ -145,21 +145,13 @@ class Control:
 
 def _first(sock: socket.socket, reader: FrameReader) -> m.WorkerWelcome:
     """The welcome. What follows it in the same bytes must stay in the reader, so read frame by frame."""
-    head = _exactly(sock, 4)
-    for payload in reader.feed(head + _exactly(sock, int.from_bytes(head, "big"))):
+    refused = "the agent of this node refused this worker (closed the connection)"
+    head = receive_exactly(sock, 4, refused)
+    reader.feed(head)  # checks the limit before anything of that size is read
+    for payload in reader.feed(receive_exactly(sock, int.from_bytes(head, "big"), refused)):
         message = to_worker.decode(payload)
         if isinstance(message, m.Stop):
             raise ConnectionError(f"the agent of this node refuses this worker: {message.reason}")
         if isinstance(message, m.WorkerWelcome):
             return message
     raise ProtocolError("the first message of the agent is not a WorkerWelcome")
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise ConnectionError("the agent of this node refused this worker (closed the connection)")
-        data += part
-    return bytes(data)

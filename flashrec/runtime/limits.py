@@ -17,4 +17,3 @@ class Limits:
     resume_timeout_s: float = 1800.0  # restored -> resume: includes the state of the largest target
     transfer_timeout_s: float = 60.0  # restore connection: longest silence
     fence_timeout_s: float = 60.0  # communication error -> fence: the detection time of the manager, and then some
-    counter_timeout_s: float = 60.0  # one request to a counter of the store

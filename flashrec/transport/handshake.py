@@ -107,8 +107,8 @@ def connect_authenticated(sock: socket.socket, secret: bytes, timeout_s: float =
     try:
         side = Connecting(secret)
         sock.sendall(side.hello())
-        sock.sendall(side.prove(_receive(sock, side.reply_bytes)))
-        if _receive(sock, 1) != _ACCEPTED:
+        sock.sendall(side.prove(receive_exactly(sock, side.reply_bytes)))
+        if receive_exactly(sock, 1) != _ACCEPTED:
             raise HandshakeRefused("the peer did not accept our proof of the job secret")
     except TimeoutError as err:
         raise HandshakeRefused(f"no handshake within {timeout_s:g} s") from err
@@ -122,8 +122,8 @@ def accept_authenticated(sock: socket.socket, secret: bytes, timeout_s: float = 
     sock.settimeout(timeout_s)
     try:
         side = Accepting(secret)
-        sock.sendall(side.challenge(_receive(sock, side.hello_bytes)))
-        sock.sendall(side.check(_receive(sock, MAC_BYTES)))
+        sock.sendall(side.challenge(receive_exactly(sock, side.hello_bytes)))
+        sock.sendall(side.check(receive_exactly(sock, MAC_BYTES)))
     except TimeoutError as err:
         raise HandshakeRefused(f"no handshake within {timeout_s:g} s") from err
     finally:
@@ -172,11 +172,14 @@ def _mac(secret: bytes, label: bytes, nonce_c: bytes, nonce_s: bytes) -> bytes:
     return hmac.new(secret, label + b"\0" + nonce_c + nonce_s, hashlib.sha256).digest()
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
+def receive_exactly(
+    sock: socket.socket, size: int, if_closed: str = "the peer closed the connection during the handshake"
+) -> bytes:
+    """Receive `size` bytes on a blocking socket. Raises HandshakeRefused(if_closed) when the peer ends before."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(size - len(data))
         if not part:
-            raise HandshakeRefused("the peer closed the connection during the handshake")
+            raise HandshakeRefused(if_closed)
         data += part
     return bytes(data)
