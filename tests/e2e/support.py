@@ -71,6 +71,14 @@ class LocalJob:
         """Pid of the newest worker of a rank."""
         return [e["pid"] for e in self.journal.events("WorkerStarted") if e["rank"] == rank][-1]
 
+    def agent_pid(self, node: str) -> int:
+        """Pid of the agent of a node. Only agents are looked at: a worker's short-lived child may be gone by now."""
+        for pid, line in processes_with(str(self.folder)).items():
+            wanted = f"FLASHREC_NODE={node}\0".encode()
+            if "flashrec.agent " in line and wanted in Path(f"/proc/{pid}/environ").read_bytes():
+                return pid
+        raise AssertionError(f"no agent of {node}")
+
     def close(self) -> None:
         """End the manager if it still runs; its agents end with it and end their workers."""
         if self.process.poll() is None:

@@ -91,9 +91,7 @@ def test_no_spare_left_is_a_clear_end(local_job) -> None:
         settings=["recovery.spare_wait_s=0.5", "recovery.agent_retry_s=60"],
     )  # fmt: skip
     job.faults.await_armed("wait", 60)
-    for pid, line in processes_with(str(job.folder)).items():
-        if "flashrec.agent " in line and b"FLASHREC_NODE=local1\0" in Path(f"/proc/{pid}/environ").read_bytes():
-            os.kill(pid, signal.SIGKILL)  # only agents are looked at: a worker's short-lived child may be gone by now
+    os.kill(job.agent_pid("local1"), signal.SIGKILL)
     job.faults.mark_fired("wait", time.monotonic())
     assert job.wait(60) == 75
     last = job.output().splitlines()[-1]
@@ -105,9 +103,7 @@ def test_no_spare_left_is_a_clear_end(local_job) -> None:
 def test_a_lost_node_that_comes_back_is_the_spare(local_job, undisturbed) -> None:
     job = local_job(nodes=2, spares=0, faults=[Fault("wait", 2, "backward", "request", step=3)])
     job.faults.await_armed("wait", 60)
-    for pid, line in processes_with(str(job.folder)).items():
-        if "flashrec.agent " in line and b"FLASHREC_NODE=local1\0" in Path(f"/proc/{pid}/environ").read_bytes():
-            os.kill(pid, signal.SIGKILL)  # only agents are looked at: a worker's short-lived child may be gone by now
+    os.kill(job.agent_pid("local1"), signal.SIGKILL)
     job.faults.mark_fired("wait", time.monotonic())
     assert job.wait(60) == 0, job.output()[-3000:]
     assert_identical(undisturbed(), job.out)

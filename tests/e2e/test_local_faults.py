@@ -15,7 +15,6 @@ from tests.e2e.support import (
     assert_at_most_one_step_redone,
     assert_identical,
     assert_no_process,
-    processes_with,
     report_of,
 )
 
@@ -66,7 +65,7 @@ def test_two_ranks_of_one_node_at_once_and_the_node_is_lost(local_job, undisturb
     job = local_job(faults=[Fault("wait", 2, "backward", "request", step=4)])
     job.faults.await_armed("wait", 60)
     pids = [job.worker_pid(2), job.worker_pid(3)]
-    agent = _agent_pid(job, "local1")
+    agent = job.agent_pid("local1")
     now = time.monotonic()
     for pid in [agent, *pids]:
         os.kill(pid, signal.SIGKILL)
@@ -82,11 +81,3 @@ def test_workers_do_not_outlive_their_agent(local_job) -> None:
     job.journal.wait_for(lambda: ("RESTORING", "RUNNING", 1) in job.journal.phases(), "training", 60)
     os.kill(job.process.pid, signal.SIGKILL)
     assert_no_process(str(job.folder), timeout_s=20)
-
-
-def _agent_pid(job, node: str) -> int:
-    for pid, line in processes_with(str(job.folder)).items():
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            if "flashrec.agent " in line and f"FLASHREC_NODE={node}\0".encode() in file.read():
-                return pid
-    raise AssertionError(f"no agent of {node}")
