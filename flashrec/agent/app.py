@@ -91,7 +91,8 @@ class Agent:
         server: asyncio.Server | None = None
         self._manager_heard_at = time.monotonic()
         try:
-            async for message in channel.messages():
+            messages = channel.messages()  # kept: when it is dropped the connection ends, and our workers still live
+            async for message in messages:
                 self._manager_heard_at = time.monotonic()
                 if isinstance(message, m.AgentWelcome):
                     self._workers = Workers(message, channel.local_address, self._socket, channel.send)

@@ -98,6 +98,23 @@ def test_it_beats_until_it_is_stopped_and_removes_its_socket(monkeypatch: pytest
     play(scene)
 
 
+def test_its_connection_ends_only_after_its_last_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manager takes the end of the connection for the end of every worker on the node."""
+
+    async def scene() -> None:
+        async with manager(monkeypatch) as made:
+            agent = made.agent()
+            channel, messages = await made.lives.get()
+            channel.send(made.welcome())
+            await launched(made, channel, messages)
+            channel.send(m.Stop("over"))
+            heard = [message async for message in messages]
+            assert [type(message) for message in heard if isinstance(message, e.Event)] == [e.WorkerExited]
+            assert await agent == 0
+
+    play(scene)
+
+
 def test_a_silent_manager_is_the_end_of_the_lease_and_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The manager is stopped or unreachable: the ranks may already live elsewhere."""
 
