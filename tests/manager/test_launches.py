@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, folder: Path, *scripts: str) -> None:
         self.folder, self.scripts = folder, list(scripts)
-        self.slots = {rank: Slot(rank, f"n{rank // 2}", rank % 2, 1, 1, "launched") for rank in range(4)}
+        self.slots = {rank: Slot(rank, f"n{rank // 2}", rank % 2, incarnation=1, state="launched") for rank in range(4)}
         self.made: list[Step] = []
         self.sent: list[tuple[str, m.Message]] = []
         self.failed: list[LaunchFailed] = []
@@ -62,7 +62,27 @@ class World:
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), LIMIT_S))
+    """Run a scene; what a launch's own task raises ends it at once, as it would end the job."""
+
+    async def watched() -> None:
+        loop, failed = asyncio.get_running_loop(), asyncio.Event()
+        found: list[BaseException] = []
+
+        def unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            found.append(context.get("exception") or RuntimeError(context["message"]))
+            failed.set()
+
+        loop.set_exception_handler(unhandled)
+        running, bad = asyncio.ensure_future(scene()), asyncio.ensure_future(failed.wait())
+        await asyncio.wait([running, bad], timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        bad.cancel()
+        if found:
+            running.cancel()
+            raise found[0]
+        assert running.done(), f"the scene did not end within {LIMIT_S} s"
+        await running
+
+    asyncio.run(watched())
 
 
 async def until(condition: Callable[[], object]) -> None:
