@@ -16,7 +16,8 @@ from flashrec.core.detection import Detector
 from flashrec.manager.journal import Journal
 from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
 from flashrec.manager.voice import say
-from flashrec.slurm.client import SlurmClient, SlurmError
+from flashrec.slurm.client import SlurmClient
+from flashrec.slurm.scheduler import SlurmError
 
 JOIN_TIMEOUT_S = 20.0
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from flashrec.manager.request import RequestError
-from flashrec.slurm.client import SlurmClient, SlurmError, SlurmUnavailable
+from flashrec.slurm.client import SlurmClient
+from flashrec.slurm.scheduler import SlurmError, SlurmUnavailable
 
 NO_KILL_MARKERS = ("FLASHREC_NO_KILL", "SBATCH_NO_KILL", "SALLOC_NO_KILL", "SLURM_NO_KILL")
 

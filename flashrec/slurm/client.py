@@ -12,30 +12,12 @@ import os
 import signal
 from collections.abc import Mapping
 
-import msgspec
-
 from flashrec.slurm.hostlist import expand
+from flashrec.slurm.scheduler import JobPlace, SlurmError, SlurmUnavailable
 
 CALL_TIMEOUT_S = 15.0
 _END_TIMEOUT_S = 1.0
 _EACH_NODE = ("--all", "--noheader", "--Node")  # all: the node may be in a hidden partition
-
-
-class SlurmError(Exception):
-    """Slurm answered, and the answer is no."""
-
-
-class SlurmUnavailable(SlurmError):
-    """Slurm could not be asked (no controller, no command, no answer in time); asking again later may help."""
-
-
-class JobInfo(msgspec.Struct, frozen=True):
-    """A job as Slurm sees it now. nodes: in Slurm's order; batch_host: '' if there is none."""
-
-    job_id: int
-    state: str
-    nodes: tuple[str, ...]
-    batch_host: str
 
 
 class SlurmClient:
@@ -44,7 +26,7 @@ class SlurmClient:
     def __init__(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
 
-    async def job(self, job_id: int) -> JobInfo:
+    async def job(self, job_id: int) -> JobPlace:
         """The job's state and its nodes now (a job shrinks when Slurm takes a lost node from it)."""
         text = await self._call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%A|%T|%N|%B")
         lines = [line.strip().split("|") for line in text.splitlines()]
@@ -56,7 +38,7 @@ class SlurmClient:
             names = expand(nodes)
         except ValueError as err:
             raise SlurmError(f"squeue says of job {job_id}: {err}") from err
-        return JobInfo(job_id, state, names, "" if batch_host in ("n/a", "(null)") else batch_host)
+        return JobPlace(job_id, state, names, "" if batch_host in ("n/a", "(null)") else batch_host)
 
     async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
         """State words of each node, upper case, without Slurm's suffix marks ('*' becomes NOT_RESPONDING)."""

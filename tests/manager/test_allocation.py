@@ -8,7 +8,7 @@ import pytest
 
 from flashrec.manager.allocation import inspect_allocation, no_kill_warnings, script_has_no_kill, unsurvivable
 from flashrec.manager.request import RequestError
-from flashrec.slurm.client import JobInfo, SlurmError, SlurmUnavailable
+from flashrec.slurm.scheduler import JobPlace, SlurmError, SlurmUnavailable
 
 SCRIPTS = {
     "#!/bin/bash\n#SBATCH --no-kill\n": True,
@@ -58,10 +58,10 @@ def test_what_cannot_survive() -> None:
 
 
 class FakeSlurm:
-    def __init__(self, job: JobInfo | Exception, script: str | Exception | None = None) -> None:
+    def __init__(self, job: JobPlace | Exception, script: str | Exception | None = None) -> None:
         self._job, self._script = job, script
 
-    async def job(self, job_id: int) -> JobInfo:
+    async def job(self, job_id: int) -> JobPlace:
         if isinstance(self._job, Exception):
             raise self._job
         return self._job
@@ -79,7 +79,7 @@ def inspected(client: FakeSlurm, **environ: str):
     return asyncio.run(inspect_allocation(client, environ))  # type: ignore[arg-type]
 
 
-JOB = JobInfo(7, "RUNNING", ("n1", "n2", "n3"), "n1")
+JOB = JobPlace(7, "RUNNING", ("n1", "n2", "n3"), "n1")
 
 
 def test_the_managers_node_is_the_last_and_the_stale_environment_is_not_believed() -> None:
@@ -101,8 +101,8 @@ def test_a_script_that_we_may_not_see_is_a_warning() -> None:
     [
         (SlurmUnavailable("squeue did not answer"), "cannot be asked about job 7"),
         (SlurmError("Invalid job id"), "job 7: Invalid job id"),
-        (JobInfo(7, "RUNNING", ("n1",), "n1"), "the allocation has one node"),
-        (JobInfo(7, "PENDING", (), ""), "the allocation has"),
+        (JobPlace(7, "RUNNING", ("n1",), "n1"), "the allocation has one node"),
+        (JobPlace(7, "PENDING", (), ""), "the allocation has"),
     ],
 )
 def test_an_allocation_that_cannot_be_used_is_refused(answer, said: str) -> None:

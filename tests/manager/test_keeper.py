@@ -15,7 +15,7 @@ from flashrec.config.schema import Config, Recovery
 from flashrec.manager import agents
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.steps import Step
-from flashrec.slurm.client import JobInfo, SlurmUnavailable
+from flashrec.slurm.scheduler import JobPlace, SlurmUnavailable
 
 NODES = ("n1", "n2")
 DEADLINE_S = 20.0
@@ -61,12 +61,12 @@ class FakeSlurm:
     def __init__(self, answers: list[Any]) -> None:
         self.answers, self.asked = answers, 0
 
-    async def job(self, job_id: int) -> JobInfo:
+    async def job(self, job_id: int) -> JobPlace:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return JobInfo(job_id, "RUNNING", answer, "n2")
+        return JobPlace(job_id, "RUNNING", answer, "n2")
 
     async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
         return {node: frozenset({"ALLOCATED"}) for node in nodes}

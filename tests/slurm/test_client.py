@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from flashrec.slurm.client import JobInfo, SlurmClient, SlurmError, SlurmUnavailable, is_outage
+from flashrec.slurm.client import SlurmClient, is_outage
+from flashrec.slurm.scheduler import JobPlace, SlurmError, SlurmUnavailable
 
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 CAPTURED = [  # stderr of Slurm 22.05 with slurmctld stopped: srun, srun in an allocation, squeue, sinfo, scontrol
@@ -77,7 +78,7 @@ def test_a_job_of_an_array_is_found_among_its_sisters(fake: Fake, tmp_path: Path
 @pytest.mark.parametrize("host", ["n/a", "(null)", ""])
 def test_a_job_without_a_batch_host(host: str, fake: Fake) -> None:
     fake("squeue", f"echo '7|RUNNING|n1|{host}'")
-    assert ask(lambda c: c.job(7)) == JobInfo(7, "RUNNING", ("n1",), "")
+    assert ask(lambda c: c.job(7)) == JobPlace(7, "RUNNING", ("n1",), "")
 
 
 @pytest.mark.parametrize("printed", ["", "8|RUNNING|n1|n1", "garbage", "7|RUNNING|n1", "7|R|n1|n1|x", "7|R|n[1-|n1",
