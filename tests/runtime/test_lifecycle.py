@@ -30,15 +30,18 @@ def test_twenty_generations_leave_nothing_behind(make_cluster) -> None:
         sizes.append(_footprint(cluster))
         if generation < 22:
             cluster.fence()
-    early, deadline = sizes[2], time.monotonic() + 10
+    early, deadline = sizes[4], time.monotonic() + 10
     while not _is_like(early, late := _footprint(cluster)) and time.monotonic() < deadline:
         time.sleep(0.1)  # old backends are dropped in the background, which nothing announces
     assert _is_like(early, late), (early, late)
 
 
 def _is_like(early: list[tuple[int, int, int]], late: list[tuple[int, int, int]]) -> bool:
+    """No growth with the number of generations. One backend (3 threads, 5 descriptors) may still be there: when gloo
+    loses an operation that nobody waits for, its backend goes only with the group's time-out. The allocator's arenas
+    vary by some MiB from run to run."""
     return all(
-        more_threads <= threads + 1 and more_descriptors <= descriptors + 2 and more_kilobytes <= kilobytes + 3000
+        more_threads <= threads + 4 and more_descriptors <= descriptors + 7 and more_kilobytes <= kilobytes + 8192
         for (threads, descriptors, kilobytes), (more_threads, more_descriptors, more_kilobytes) in zip(
             early, late, strict=True
         )
