@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ Exit codes: 0 all ranks finished; 1 the training script is at fault; 75 out of n
 64 wrong usage; 130/143 interrupted. See docs/reference/exit-codes.md.""",
 )
 @click.option(
-    "--spares", type=click.IntRange(min=0), help="Nodes of the allocation to keep without ranks.  [default: 1]"
+    "--spares",
+    type=click.IntRange(min=0),
+    help="Nodes of the allocation to keep without ranks.  [default: 1; with a pool 0]",
 )
+@click.option("--pool", metavar="NAME", help="Take replacement nodes from this reservation when no spare is left.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="YAML file (docs/reference/config.md).")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. detection.dead_after_s=3."
@@ -51,6 +55,7 @@ def run_command(
     ctx: click.Context,
     *,
     spares: int | None,
+    pool: str | None,
     config_file: Path | None,
     settings: tuple[str, ...],
     job_dir: Path | None,
@@ -63,6 +68,8 @@ def run_command(
     --gpus-per-task, -c, ...) before the -- apply to the workers' job steps.
     """
     try:
+        if pool is not None:
+            settings = (*settings, f"pool.name={json.dumps(pool)}")
         config = load_config(config_file, settings)
         if spares is not None:
             config = msgspec.structs.replace(config, spares=spares)

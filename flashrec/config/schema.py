@@ -11,7 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from flashrec.core.limits import Count, Limits, Seconds, Timing
+from flashrec.core.limits import Count, Limits, PoolLimits, Seconds, Timing
+
+DEFAULT_POOL = "flashspare"
+_NO_LIMIT = 10**6
 
 
 class Detection(Timing, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +45,27 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reconnect_s: Seconds = 120.0
 
 
+class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Replacement nodes from a pool, one companion job each. tier None: 'pool' if there is a name, else 'warm'."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,63}\Z")] = ""
+    tier: Literal["warm", "pool"] | None = None
+    max_swaps: Count | None = None  # None: as many as the site allows
+    wait_s: Seconds = 60.0
+
+    @property
+    def reservation(self) -> str:
+        """The reservation that holds the pool; '' if no node is to be taken from one."""
+        if self.tier == "warm":
+            return ""
+        return self.name or (DEFAULT_POOL if self.tier == "pool" else "")
+
+    def limits(self) -> PoolLimits:
+        """What the core has to know."""
+        max_swaps = _NO_LIMIT if self.max_swaps is None else self.max_swaps
+        return PoolLimits(max_swaps if self.reservation else 0, self.wait_s)
+
+
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of the workers' output is copied into the job's output (files per rank always get all of it)."""
 
@@ -55,6 +79,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job_dir: str = ""
     detection: Detection = Detection()
     recovery: Recovery = Recovery()
+    pool: Pool = Pool()
     control: Control = Control()
     output: Output = Output()
 

@@ -35,3 +35,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spare_wait_s: Seconds = 30.0  # wait for a node to come back when no spare is left
     max_in_place: Count = 3  # process failures on one node before it counts as unhealthy
     max_without_progress: Positive = 5  # failures in a row without one new optimizer step
+
+
+class PoolLimits(msgspec.Struct, frozen=True):
+    """Nodes that this job may take from a pool (`core.pool`). max_swaps 0: none; wait_s: after asking for one."""
+
+    max_swaps: int = 0
+    wait_s: float = 0.0

@@ -97,7 +97,8 @@ def shape(request: Request, num_nodes: int, environ: Mapping[str, str]) -> Shape
             raise RequestError(f"{request.num_nodes} active nodes, but the allocation has {num_nodes}")
         active = request.num_nodes
     else:
-        spares = 1 if spares is None else spares
+        if spares is None:
+            spares = 0 if request.config.pool.reservation else 1
         active = num_nodes - spares
         if active < 1:
             raise RequestError(

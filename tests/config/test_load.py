@@ -42,6 +42,12 @@ def test_settings_come_after_the_file_and_the_last_one_counts(tmp_path: Path) ->
         (["recovery.spare_wait_s=.nan"], "spare_wait_s"),
         (["control.lease_s=.inf"], "lease_s"),
         (["output.follow=some"], "follow"),
+        (["pool.name=a b"], "pool.name"),
+        (["pool.name=a,b"], "pool.name"),
+        ([f"pool.name={'x' * 64}"], "pool.name"),
+        (["pool.tier=hot"], "pool.tier"),
+        (["pool.max_swaps=-1"], "pool.max_swaps"),
+        (["pool.wait_s=0"], "pool.wait_s"),
         (["detection.suspect_after_s=0.1"], "heartbeat_interval_s < suspect_after_s < dead_after_s"),
         (["detection.suspect_after_s=3"], "heartbeat_interval_s < suspect_after_s < dead_after_s"),
         (["control.lease_s=2"], "control.lease_s must be longer than detection.dead_after_s"),
@@ -90,3 +96,24 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reservation", "max_swaps"),
+    [
+        ([], "", 0),
+        (["pool.max_swaps=3"], "", 0),
+        (["pool.name=p", "pool.max_swaps=3"], "p", 3),
+        (["pool.name=p", "pool.max_swaps=0"], "p", 0),
+        (["pool.name=p", "pool.tier=warm"], "", 0),
+        (["pool.tier=pool", "pool.max_swaps=3"], "flashspare", 3),
+        (["pool.tier=pool", "pool.name=p", "pool.max_swaps=3"], "p", 3),
+    ],
+)
+def test_the_pool_that_is_used(settings: list[str], reservation: str, max_swaps: int) -> None:
+    pool = load_config(None, settings).pool
+    assert (pool.reservation, pool.limits().max_swaps) == (reservation, max_swaps)
+
+
+def test_without_a_limit_of_its_own_a_job_takes_what_the_site_allows() -> None:
+    assert load_config(None, ["pool.name=p"]).pool.limits().max_swaps >= 10**6

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from flashrec.config.schema import Config
+from flashrec.config.schema import Config, Pool
 from flashrec.manager.request import Request, RequestError, Shape, read_srun_options, shape
 
 
@@ -91,3 +92,10 @@ def test_what_does_not_fit_is_refused(request_: Request, num_nodes: int, environ
         shape(request_, num_nodes, environ)
     assert said in str(caught.value)
     assert "spares leave 7" not in str(caught.value)
+
+
+def test_a_job_with_a_pool_keeps_no_spares_unless_told_to() -> None:
+    pool = msgspec.convert({"name": "p"}, Pool)
+    for config, spares in [(Config(pool=pool), 0), (Config(pool=pool, spares=1), 1)]:
+        made = shape(Request(("true",), (), None, None, None, config), 5, {})
+        assert made == Shape(5 - spares, 1, spares)
