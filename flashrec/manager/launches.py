@@ -15,7 +15,7 @@ from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
 from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
-from flashrec.slurm.client import is_outage, is_settling
+from flashrec.slurm.command import is_outage, is_settling
 from flashrec.wire import messages as m
 
 OUTAGE_RETRY_S = 1.0

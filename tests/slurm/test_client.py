@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from flashrec.slurm.client import SlurmClient, is_outage
+from flashrec.slurm.client import SlurmClient
+from flashrec.slurm.command import is_outage
 from flashrec.slurm.scheduler import JobPlace, SlurmError, SlurmUnavailable
 
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
