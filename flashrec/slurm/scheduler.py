@@ -83,7 +83,8 @@ class StepInfo(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A node. states: words, upper case, no marks, as {'IDLE', 'DRAIN', 'NOT_RESPONDING'}. reason_by: user name."""
+    """A node. states: words, upper case, no marks, as {'IDLE', 'DRAIN', 'NOT_RESPONDING'}. reason_by: user name.
+    reason_time: when the reason was set, by the controller's clock."""
 
     name: str
     address: str
@@ -100,6 +101,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     num_cpus_allocated: int
     memory_mb: int
     boot_time: float | None
+    reason_time: float | None = None
 
     @property
     def is_usable(self) -> bool:
