@@ -27,6 +27,8 @@ def write_files(spec: ClusterSpec, layout: Layout) -> None:
     _publish(layout.slurm_conf, render_slurm_conf(spec, layout, memory_mib=_memory_mib()))
     _publish(layout.conf_dir / "plugstack.conf", render_plugstack_conf(spec, layout))
     _publish(layout.hosts, render_hosts(spec))
+    for name, text in spec.conf_files.items():
+        _publish(layout.conf_dir / name, text)
 
 
 def write_cgroup_conf(layout: Layout, text: str) -> None:

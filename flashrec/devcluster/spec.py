@@ -19,13 +19,16 @@ SWITCH = "switch"  # the bridge and munged; not a Slurm node and never a target 
 MAX_NODES = 200
 PREFIX_LENGTH = 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_OWN_FILES = ("slurm.conf", "plugstack.conf", "cgroup.conf", "hosts", "plugstack.conf.d")
 _MAX_SOCKET_PATH = 107  # sun_path less its terminating zero
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`features`: NodeName to the `Feature=` string of slurm.conf. `extra_conf`: lines appended to slurm.conf.
-    `plugstack`: lines of plugstack.conf. `slurmd_timeout_s`: after how much silence Slurm marks a node DOWN; make it
-    larger than the test for a Slurm that does not notice."""
+    `plugstack`: lines of plugstack.conf. `conf_files`: further files beside slurm.conf, name to text (job_submit.lua,
+    for example). `slurmd_timeout_s`: after how much silence Slurm marks a node DOWN; make it larger than the test for a
+    Slurm that does not notice."""
 
     name: str = "dev"
     num_nodes: int = 5
@@ -34,6 +37,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     features: dict[str, str] = {}
     extra_conf: tuple[str, ...] = ()
     plugstack: tuple[str, ...] = ()
+    conf_files: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -45,6 +49,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise DevClusterError(f"slurmd-timeout must be 2 to 65533 s, not {self.slurmd_timeout_s}")
         if any("\n" in line for line in (*self.extra_conf, *self.plugstack, *self.features.values())):
             raise DevClusterError("conf-line, plugstack and feature are one line each; repeat the option for more")
+        for name in self.conf_files:
+            if not _FILE_NAME.fullmatch(name) or name in _OWN_FILES:
+                raise DevClusterError(f"conf_files: {name!r} must be a plain file name that the cluster does not write")
         unknown = sorted(set(self.features) - set(self.nodes))
         if unknown:
             raise DevClusterError(

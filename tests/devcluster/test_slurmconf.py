@@ -89,3 +89,10 @@ def test_a_wrong_specification_is_refused_in_words(wrong: dict[str, object], mes
 def test_a_state_folder_too_deep_for_a_socket_is_refused() -> None:
     with pytest.raises(DevClusterError, match="shorter --state-dir"):
         Layout(Path("/" + "x" * 100), "dev")
+
+
+def test_further_files_are_plain_names_that_the_cluster_does_not_write() -> None:
+    assert ClusterSpec(conf_files={"job_submit.lua": "x = 1\n"}).conf_files == {"job_submit.lua": "x = 1\n"}
+    for name in ("slurm.conf", "../job_submit.lua", "a/b", ".hidden", ""):
+        with pytest.raises(DevClusterError, match="plain file name"):
+            ClusterSpec(conf_files={name: ""})
