@@ -1,8 +1,9 @@
-"""Load a configuration: file, then `key=value` settings over it, then validation. Errors name the file and the key."""
+"""Load a configuration: file, then what `--flashrecovery` says, then `key=value` settings, then validation. Errors name
+the file and the key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message says which key and why."""
 
 
-def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> Config:
-    """Read `path` (YAML; none: defaults) and apply dotted `key=value` settings. Raises ConfigError."""
+def load_config(
+    path: Path | None = None, settings: Iterable[str] = (), overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """Read `path` (YAML; none: defaults), lay `overrides` (dotted key: value) over it, and over both the `key=value`
+    settings. Raises ConfigError."""
     where = str(path) if path else "settings"
     data = _read(path) if path else {}
+    for key, value in (overrides or {}).items():
+        _put(data, key, value, f"{key}={value}")
     for setting in settings:
         _apply(data, setting)
     try:
@@ -46,15 +52,19 @@ def _apply(data: dict[str, Any], setting: str) -> None:
     key, equals, value = setting.partition("=")
     if not equals or not key:
         raise ConfigError(f"setting {setting!r}: expected key=value, for example detection.dead_after_s=3")
+    try:
+        _put(data, key, yaml.safe_load(value), setting)
+    except yaml.YAMLError as err:
+        raise ConfigError(f"setting {setting!r}: the value is not YAML: {err}") from err
+
+
+def _put(data: dict[str, Any], key: str, value: Any, setting: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise ConfigError(f"setting {setting!r}: {parent} is a value, not a section")
-    try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError as err:
-        raise ConfigError(f"setting {setting!r}: the value is not YAML: {err}") from err
+    data[last] = value
 
 
 def _explain(text: str) -> str:
