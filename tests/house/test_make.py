@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ["slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "setpriv", "shellcheck", "clang-format"]
+PROGRAMS = ["slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "setpriv", "shellcheck", "clang-format", "gcc"]
+HEADERS = ["stdio.h", "slurm/spank.h"]
 SYSTEM = ["sh", "bash", "dirname", "env", "id"]
 
 
@@ -16,7 +17,7 @@ class Machine:
     """A PATH of our own: only the programs that are put there, and a log of what apt-get was asked."""
 
     def __init__(self, path: Path) -> None:
-        self.bin, self.log = path / "bin", path / "log"
+        self.bin, self.log, self.include = path / "bin", path / "log", path / "include"
         self.bin.mkdir()
         self.log.touch()
         for name in SYSTEM:
@@ -29,9 +30,15 @@ class Machine:
         path.chmod(0o755)
         return path
 
+    def add_header(self, name: str) -> None:
+        path = self.include / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess:
         # Later entries of the scripts' own PATH would find this machine's programs: they are replaced by ours.
         text = (ROOT / ".ci" / script).read_text()
+        text = text.replace("/usr/include", str(self.include))
         text = text.replace(':/usr/local/sbin:/usr/sbin:/sbin"', '"').replace("/usr/bin/python3", "no-such-python")
         copy = self.bin.parent / script
         copy.write_text(text)
@@ -76,6 +83,8 @@ def test_no_usable_python_names_the_remedy(machine):
 def test_nothing_missing_asks_apt_for_nothing(machine):
     for name in PROGRAMS:
         machine.add(name)
+    for name in HEADERS:
+        machine.add_header(name)
     machine.add("python3", f'exec {sys.executable} "$@"')
     done = machine.run("install-system")
     assert (done.returncode, done.stdout, machine.log.read_text()) == (0, "", "")
@@ -86,17 +95,20 @@ def test_only_what_is_missing_is_installed(machine):
     for name in PROGRAMS:
         if name not in ("slurmd", "ip"):
             machine.add(name)
+    machine.add_header("stdio.h")
     machine.add("python3", f'exec {sys.executable} "$@"')
     assert machine.run("install-system").returncode == 0
     update, install = machine.log.read_text().splitlines()
     assert update.startswith("update")
-    assert install == "install -y --no-install-recommends slurmd iproute2"
+    assert install == "install -y --no-install-recommends slurmd iproute2 libslurm-dev"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root the script goes through sudo")
 def test_machine_that_only_has_an_old_python_gets_the_newer_one_of_its_release(machine):
     for name in PROGRAMS:
         machine.add(name)
+    for name in HEADERS:
+        machine.add_header(name)
     done = machine.run("install-system")
     lines = machine.log.read_text().splitlines()
     assert lines[-1] == "install -y --no-install-recommends python3.11 python3.11-venv"

@@ -1,0 +1,116 @@
+/*
+ * In slurmstepd, when a task of ours has ended: one datagram to the agent of this node, or none at
+ * all.
+ *
+ * slurmstepd is root, and where to send is what the user's command line says. So: only an absolute
+ * path, looked up with the user's rights; only a socket that belongs to the job's user, and to
+ * exactly the one that was looked at (it cannot be replaced in between); nothing is created, opened
+ * for reading or waited for. Whatever goes wrong stays without effect.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "flashrec.h"
+
+enum { MAX_DATAGRAM = 128 };
+
+/* The agent's socket from the command line of the job step; NULL: not one of ours. */
+static const char *find_socket(spank_t spank)
+{
+	char **argv;
+	int argc, end;
+
+	if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS ||
+	    !flashrec_is_launcher(argc, argv, &end))
+		return NULL;
+	for (int i = 0; i + 1 < end; i++)
+		if (strcmp(argv[i], "--exit-socket") == 0)
+			return argv[i + 1];
+	return NULL;
+}
+
+static int describe(spank_t spank, char text[MAX_DATAGRAM])
+{
+	uint32_t job, step, task;
+	pid_t pid;
+	int status;
+
+	if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_TASK_GLOBAL_ID, &task) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_TASK_PID, &pid) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_TASK_EXIT_STATUS, &status) != ESPANK_SUCCESS)
+		return -1;
+	return snprintf(text, MAX_DATAGRAM, "FLASHREC1 task_exit %u %u %u %d %d\n", job, step, task,
+			(int)pid, status);
+}
+
+/* A handle on the user's socket with nothing but its name in it, or -1. */
+static int look_up(const char *path, uid_t user)
+{
+	struct sockaddr_un address;
+	struct stat found;
+	int fd;
+
+	if (path[0] != '/' || strnlen(path, sizeof(address.sun_path)) >= sizeof(address.sun_path))
+		return -1;
+	fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (fd >= 0 &&
+	    (fstat(fd, &found) != 0 || !S_ISSOCK(found.st_mode) || found.st_uid != user)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static void send_to(int target, const char *text, size_t length)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return;
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d", target);
+	(void)sendto(fd, text, length, MSG_DONTWAIT | MSG_NOSIGNAL,
+		     (const struct sockaddr *)&address, sizeof(address));
+	close(fd);
+}
+
+/* The calling thread's rights over files alone are those of `user` while `path` is looked up and
+ * used. */
+static void send_as(uid_t user, const char *path, const char *text, size_t length)
+{
+	int before = setfsuid(user);
+	int target = (uid_t)setfsuid(user) == user ? look_up(path, user) : -1;
+
+	if (target >= 0) {
+		send_to(target, text, length);
+		close(target);
+	}
+	setfsuid((uid_t)before);
+}
+
+int flashrec_task_exit(spank_t spank)
+{
+	int saved = errno;
+	char text[MAX_DATAGRAM];
+	const char *path = find_socket(spank);
+	uid_t user;
+
+	if (path && spank_get_item(spank, S_JOB_UID, &user) == ESPANK_SUCCESS) {
+		int length = describe(spank, text);
+
+		if (length > 0 && length < MAX_DATAGRAM)
+			send_as(user, path, text, (size_t)length);
+	}
+	errno = saved;
+	return 0;
+}
