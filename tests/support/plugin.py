@@ -1,5 +1,6 @@
-"""The SPANK plugin, built for the Slurm of this machine: once in a test run, in a folder that every user can read. A cluster
-that loads it: `ClusterSpec(plugstack=(f"optional {build_plugin()} flashrec=/path/of/flashrec",), ...)`.
+"""The SPANK plugin, built for the Slurm of this machine: once in a test run, in a folder that every user can read.
+
+A cluster that loads it: `ClusterSpec(plugstack=(f"optional {build_plugin()} flashrec=/path/of/flashrec",), ...)`.
 """
 
 from __future__ import annotations
