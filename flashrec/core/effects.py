@@ -44,6 +44,22 @@ class LaunchWorkers(Effect, frozen=True):
     reason: str
 
 
+class RequestNode(Effect, frozen=True):
+    """Take one node from the pool, none of `avoid`. Answered by NodeGranted or NodeRefused with the same number."""
+
+    request: int
+    avoid: tuple[str, ...]
+    reason: str
+
+
+class ReleaseNode(Effect, frozen=True):
+    """Give the node of this request back to the pool (node '': withdraw the request, no answer is wanted)."""
+
+    request: int
+    node: str
+    reason: str
+
+
 class PublishPlan(Effect, frozen=True):
     plan: Plan
 
@@ -66,5 +82,6 @@ class StopJob(Effect, frozen=True):
 
 
 AnyEffect = Union[
-    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, PublishPlan, AnnounceResume, AnnounceComplete, StopJob
+    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, RequestNode, ReleaseNode, PublishPlan, AnnounceResume,
+    AnnounceComplete, StopJob,
 ]  # fmt: skip

@@ -38,12 +38,13 @@ def left_early(rank: int, when: str) -> Ending:
     return f"rank {rank} left its script before the last step, {when}; {rule}", EXIT_BUG
 
 
-def no_room(members: Members, start_timeout_s: float) -> Ending:
-    """Ranks have no node."""
+def no_room(members: Members, start_timeout_s: float, pool_said: str) -> Ending:
+    """Ranks have no node. pool_said: the pool's last word, '' if it was not asked."""
+    then = f"; {pool_said}" if pool_said else ""
     if not any(slot.incarnation for slot in members.slots):
         absent = [node.name for node in members.nodes.values() if not node.alive][: members.num_active]
-        return f"no agent on node {', '.join(absent)} within {start_timeout_s:g} s", EXIT_REQUEUE
+        return f"no agent on node {', '.join(absent)} within {start_timeout_s:g} s{then}", EXIT_REQUEUE
     waiting = members.unplaced()
     why = "; ".join(sorted({slot.lost_because for slot in waiting if slot.lost_because}))
     names = ", ".join(str(slot.rank) for slot in waiting)
-    return f"no spare is left for rank {names} ({why})", EXIT_REQUEUE
+    return f"no spare is left for rank {names} ({why}){then}", EXIT_REQUEUE

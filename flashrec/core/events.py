@@ -126,6 +126,29 @@ class LaunchFailed(Event, frozen=True):
     reason: str
 
 
+class NodeGranted(Event, frozen=True):
+    """The pool gave a node. It is the job's now; its agent joins as any other."""
+
+    request: int
+    node: str
+
+
+class NodeRefused(Event, frozen=True):
+    """may_retry False: the pool's answer is no. True: the request still stands, and `reason` is why it takes long."""
+
+    request: int
+    reason: str
+    may_retry: bool
+
+
+class NodeLeft(Event, frozen=True):
+    """A node from the pool is not the job's any more, or no agent can be started on it."""
+
+    request: int
+    node: str
+    reason: str
+
+
 class StopRequested(Event, frozen=True):
     reason: str
     exit_code: int
@@ -137,5 +160,6 @@ class TimePassed(Event, frozen=True):
 
 AnyEvent = Union[
     JobStarted, AgentJoined, NodeCondemned, WorkerStarted, WorkerJoined, WorkerExited, WorkerRaised, WorkerReported,
-    WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed, StopRequested, TimePassed,
+    WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed, NodeGranted, NodeRefused, NodeLeft,
+    StopRequested, TimePassed,
 ]  # fmt: skip

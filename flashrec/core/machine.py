@@ -21,9 +21,10 @@ from flashrec.core.effects import AnyEffect
 from flashrec.core.endings import EXIT_BUG, EXIT_REQUEUE
 from flashrec.core.events import AnyEvent
 from flashrec.core.last_words import LastWords
-from flashrec.core.limits import Limits
+from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.membership import Members, Slot
 from flashrec.core.placement import place
+from flashrec.core.pool import PoolTier
 from flashrec.core.types import Phase, Plan
 
 _ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
@@ -40,8 +41,9 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 class Machine:
     """State of one job; `next_deadline()` says when `tick(now)` wants to be called."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, pool: PoolLimits | None = None) -> None:
         self.limits = limits or Limits()
+        self.pool = PoolTier(pool or PoolLimits())
         self.phase = Phase.PLACING
         self.generation = 1
         self.members = Members((), 0, 0)
@@ -86,6 +88,11 @@ class Machine:
         if isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
             return node is None or not node.alive or node.incarnation != event.incarnation
+        if isinstance(event, events.NodeGranted | events.NodeRefused):
+            return event.request not in self.pool.open
+        if isinstance(event, events.NodeLeft):
+            node = self.members.nodes.get(event.node)
+            return node is None or node.left or node.request != event.request
         return getattr(event, "generation", self.generation) != self.generation
 
     # ---- transitions ------------------------------------------------------------------------------------------
@@ -120,6 +127,13 @@ class Machine:
                 self._worker_finished(event)
             case events.LaunchFailed():
                 self._launch_failed(event, now)
+            case events.NodeGranted():
+                self._node_granted(event, now)
+            case events.NodeRefused():
+                self.pool.refused(event.request, event.reason, event.may_retry)
+                self._search_again(event.reason, now)
+            case events.NodeLeft():
+                self._node_left(event, now)
             case events.StopRequested():
                 self._stop(event.reason, event.exit_code)
             case events.TimePassed():
@@ -128,22 +142,40 @@ class Machine:
 
     def _agent_joined(self, event: events.AgentJoined, now: float) -> None:
         node = self.members.nodes.get(event.node)
-        if node is None or event.incarnation <= node.incarnation:
+        if node is None or node.left or event.incarnation <= node.incarnation:
             return
         node.incarnation, node.alive = event.incarnation, True
         node.process_failures = node.launch_failures = 0
+        is_new = node.name in self.pool.joining
+        self.pool.joined(node.name)
         if not any(slot.incarnation for slot in self.members.slots):
             active = list(self.members.nodes.values())[: self.members.num_active]
             if all(member.alive for member in active):
                 self._launch_unplaced("all active nodes are ready", now)
-        elif self.members.unplaced():
-            self._launch_unplaced(f"node {node.name} is back", now)
+                return
+        self._search_again(f"node {node.name} {'came from the pool' if is_new else 'is back'}", now)
 
     def _node_lost(self, event: events.NodeCondemned, now: float) -> None:
         node = self.members.nodes[event.node]
         node.alive, node.lost_because = False, event.reason
         reason = f"node {node.name}: {event.reason}"
         self._lose([slot for slot in self.members.on_node(node.name) if slot.is_live], reason, now)
+
+    def _node_granted(self, event: events.NodeGranted, now: float) -> None:
+        """Its agent is given the time that the first agents get."""
+        self.pool.granted(self.members.add(event.node, event.request), now + self.limits.start_timeout_s)
+        self._search_again(f"node {event.node} came from the pool", now)
+
+    def _node_left(self, event: events.NodeLeft, now: float) -> None:
+        node = self.members.nodes[event.node]
+        node.lost_because = event.reason
+        self._out += self.pool.give_back(node, event.reason)
+        reason = f"node {node.name}: {event.reason}"
+        lost = [slot for slot in self.members.on_node(node.name) if slot.is_live]
+        if lost:
+            self._lose(lost, reason, now)
+        else:
+            self._search_again(reason, now)
 
     def _worker_joined(self, event: events.WorkerJoined, now: float) -> None:
         self.members.slots[event.rank].state = "up"
@@ -276,18 +308,26 @@ class Machine:
         self._launch_unplaced(reason, now)
 
     def _launch_unplaced(self, reason: str, now: float) -> None:
-        """Ask for a next life of every rank without a worker; without room wait for a node, up to `spare_wait_s`."""
+        """Ask for a next life of every rank without a worker; without room wait for a node: from the pool, or for one
+        to come back, up to `spare_wait_s`. A node that is not trusted is used once the pool has none."""
         waiting = self.members.unplaced()
         if not waiting or self.members.is_complete:
             return
+        lost = {slot.rank: slot.node for slot in waiting}
         rooms = self.members.rooms(self.limits.max_in_place)
-        placed, shortage = place({slot.rank: slot.node for slot in waiting}, rooms)
-        if shortage is not None:
+        placed, shortage = place(lost, rooms)
+        homeless = place(lost, [room for room in rooms if room.trusted])[1]
+        if homeless is not None:
+            num_nodes = -(-len(homeless.ranks) // self.members.ranks_per_node)
+            self._out += self.pool.ask(num_nodes, reason, now)
+        if shortage is not None or (homeless is not None and self.pool.is_waiting):
             if self._room_deadline is None:
-                self._room_deadline = now + self.limits.spare_wait_s
-            self._deadline = self._room_deadline
+                is_first_start = not any(slot.incarnation for slot in self.members.slots)
+                self._room_deadline = now + (0.0 if is_first_start else self.limits.spare_wait_s)
+            self._deadline = self._room_wait()
             return
         self._room_deadline = None
+        self._out += self.pool.settle("every rank has a node")
         for slot in waiting:
             self._last_words.forget(slot.rank)
         placement = {node: self.members.assign(node, ranks, self.generation, self._trained)
@@ -302,6 +342,15 @@ class Machine:
         elif self.phase is Phase.FENCING:
             self._deadline = now + self.limits.fence_timeout_s
 
+    def _room_wait(self) -> float | None:
+        """Until when ranks without a node wait: for the pool, then for a node to come back."""
+        return self.pool.deadline if self.pool.is_waiting else self._room_deadline
+
+    def _search_again(self, reason: str, now: float) -> None:
+        """Something changed for ranks that wait for a node. (At the first start they wait for all active nodes.)"""
+        if self._room_deadline is not None or any(slot.incarnation for slot in self.members.slots):
+            self._launch_unplaced(reason, now)
+
     # ---- progress ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
@@ -311,7 +360,7 @@ class Machine:
             return  # whoever is left goes its own way to the end
         if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
             self._move(Phase.PLACING, "all survivors are fenced")
-            self._deadline = self._room_deadline or now + self.limits.launch_timeout_s
+            self._deadline = self._room_wait() or now + self.limits.launch_timeout_s
         if self.phase is Phase.PLACING and self._trained and all(s.report and s.is_live for s in slots):
             self._decide(now)
         if self.phase is Phase.FORMING and all(s.formed for s in slots):
@@ -338,10 +387,12 @@ class Machine:
         self._move(Phase.RUNNING, f"all ranks are ready at step {', '.join(map(str, sorted(at, key=str)))}")
         self._deadline, self._trained, self._last_words.attempt = None, True, self.generation
         self._out.append(effects.AnnounceResume(self.generation))
+        self._out += self.pool.give_back_idle(self.members)
 
     def _complete(self) -> None:
         """A rank has passed the final vote, so every rank has done all steps: nobody is restored any more."""
-        self._deadline = None
+        self._deadline = self._room_deadline = None
+        self._out += self.pool.settle("all steps are done")
         joiners = [slot for slot in self.members.slots if slot.is_live and slot.joins]
         self._kill(joiners, "all steps are done: nobody is restored any more")
         for slot in joiners:
@@ -356,9 +407,10 @@ class Machine:
     def _timed_out(self, now: float) -> None:
         slots, limits = self.members.slots, self.limits
         if self.members.unplaced() and self.phase in (Phase.PLACING, Phase.FENCING):
+            self._out += self.pool.give_up(self.members, limits.start_timeout_s, now)
             self._launch_unplaced("out of time: whatever node there is", now)
-            if self.members.unplaced():
-                self._stop(*endings.no_room(self.members, self.limits.start_timeout_s))
+            if self.members.unplaced() and (self._deadline is None or self._deadline <= now):
+                self._stop(*endings.no_room(self.members, limits.start_timeout_s, self.pool.said))
         elif self.phase is Phase.FENCING:
             mute = [s for s in slots if s.is_survivor and s.report is None]
             self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)

@@ -15,7 +15,8 @@ from flashrec.core.types import Assignment, Report
 
 
 class Node(msgspec.Struct):
-    """incarnation 0: no agent has joined yet. launch_failures and process_failures: since the agent joined."""
+    """incarnation 0: no agent has joined yet. launch_failures and process_failures: since the agent joined. request:
+    the pool's grant it came with (0: from the allocation). left: given back, or taken away."""
 
     name: str
     preference: int
@@ -24,6 +25,8 @@ class Node(msgspec.Struct):
     process_failures: int = 0
     launch_failures: int = 0
     lost_because: str = ""
+    request: int = 0
+    left: bool = False
 
 
 class Slot(msgspec.Struct):
@@ -76,6 +79,18 @@ class Members:
     def is_complete(self) -> bool:
         """Some rank has passed the final vote, so all steps are done on every rank."""
         return any(slot.finished for slot in self.slots)
+
+    def add(self, name: str, request: int) -> Node:
+        """A node from the pool; last in preference. One that was here before goes on counting its lives."""
+        former = self.nodes.get(name)
+        incarnation = former.incarnation if former is not None else 0
+        preference = former.preference if former is not None else len(self.nodes)
+        self.nodes[name] = node = Node(name, preference, incarnation, request=request)
+        return node
+
+    def from_pool(self) -> Iterator[Node]:
+        """Nodes that were granted and not given back."""
+        return (node for node in self.nodes.values() if node.request and not node.left)
 
     def on_node(self, node: str) -> Iterator[Slot]:
         """Slots whose current worker lives on `node`."""

@@ -6,7 +6,7 @@ import msgspec
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
-from flashrec.core.limits import Limits
+from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.machine import Machine
 from flashrec.core.types import Assignment, Raised, Report
 
@@ -22,6 +22,7 @@ def snapshot(machine: Machine) -> object:
             "plan": machine.plan,
             "stop": (machine.stop_reason, machine.exit_code),
             "deadline": machine.next_deadline(),
+            "pool": machine.pool,
             "private": {k: repr(v) for k, v in vars(machine).items() if k.startswith("_") and k != "_out"},
         }
     )
@@ -43,6 +44,10 @@ def show(effect: fx.AnyEffect) -> str:
         case fx.LaunchWorkers(placement, _):
             where = [f"{node}[{' '.join(map(_task, tasks))}]" for node, tasks in placement.items()]
             return f"launch {' '.join(where)}"
+        case fx.RequestNode(request, avoid, reason):
+            return f"request {request}{''.join(f', not {node}' for node in avoid)} ({reason})"
+        case fx.ReleaseNode(request, node, reason):
+            return f"release {request} {node or '(withdrawn)'} ({reason})"
         case fx.PublishPlan(plan):
             sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
             forward = " ".join(map(str, plan.roll_forward)) or "-"
@@ -89,6 +94,23 @@ class Driver:
         changes = {k: float(v) if "_s" in k else int(v) for k, v in named.items()}
         self.machine.limits = msgspec.structs.replace(self.machine.limits, **changes)
         return []
+
+    def _pool(self, _plain, named):
+        limits = PoolLimits(int(named["max_swaps"]), float(named.get("wait_s", 60)))
+        self.machine = Machine(self.machine.limits, limits)
+        return []
+
+    def _grant(self, plain, _named):
+        return [e.NodeGranted(int(plain[0]), plain[1])]
+
+    def _refuse(self, plain, named):
+        reason = " ".join(plain[1:]) or "no node free: 1 of 1 in use"
+        return [e.NodeRefused(int(plain[0]), f"pool flashspare: {reason}", "retry" in named)]
+
+    def _left(self, plain, named):
+        node = self.machine.members.nodes[plain[0]]
+        reason = " ".join(plain[1:]) or "companion job 17 is CANCELLED"
+        return [e.NodeLeft(int(named.get("request", node.request)), plain[0], reason)]
 
     def _job(self, plain, named):
         return [e.JobStarted(tuple(plain), int(named["active"]), int(named["per_node"]))]

@@ -3,7 +3,8 @@ Hypothesis chooses what happens next, including deaths, torn optimizer steps, la
 
 What must hold: generations only grow, and one resumes at most once; no rank has two workers that may act; stale speech
 changes nothing; whoever resumes holds exactly the state of the resume step, copied only from whole states of that
-step; no committed step is lost twice; the journal replays to the same state.
+step; no committed step is lost twice; no node of the pool is asked for, kept or used without need; the journal replays
+to the same state.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
-from flashrec.core.limits import Limits
+from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.machine import Machine
 from flashrec.core.types import Phase, Plan, Report
 from tests.core.driver import snapshot
 
 RANKS_PER_NODE, ACTIVE, NODES = 2, 2, ("n1", "n2", "n3", "n0")
 WORLD = RANKS_PER_NODE * ACTIVE
+POOL, MAX_SWAPS = ("p1", "p2", "p3"), 6
 
 
 @dataclass
@@ -49,7 +51,8 @@ class Process:
 class RecoveryModel(RuleBasedStateMachine):
     @initialize(trained=st.sampled_from([True, True, True, False]))
     def start(self, trained: bool) -> None:
-        self.machine = Machine(Limits(max_without_progress=1000, max_in_place=1000))
+        limits = Limits(max_without_progress=1000, max_in_place=1000)
+        self.machine = Machine(limits, PoolLimits(MAX_SWAPS, wait_s=20.0))
         self.now = 0.0
         self.history: list[tuple[e.AnyEvent, float]] = []
         self.said: list[e.AnyEvent] = []
@@ -59,6 +62,11 @@ class RecoveryModel(RuleBasedStateMachine):
         self.announced = 1
         self.committed = 0  # newest step that any process, dead or alive, has applied
         self.agents = dict.fromkeys(NODES, 1)
+        self.asked: set[int] = set()  # requests that the pool has not answered
+        self.granted: dict[int, str] = {}  # those whose node is the job's
+        self.num_requests = 0
+        self.num_granted = 0
+        self.taken_away = ""
         self.tell(e.JobStarted(NODES, ACTIVE, RANKS_PER_NODE))
         for node in NODES:
             self.tell(e.AgentJoined(node, 1))
@@ -86,6 +94,7 @@ class RecoveryModel(RuleBasedStateMachine):
                     for task in tasks:
                         assert task.rank not in self.live, "a rank got a second worker while its first may act"
                         assert self.machine.members.nodes[node].alive
+                        assert node in NODES or node in self.granted.values(), "a rank on a node that was given back"
                         self.live[task.rank] = Process(
                             task.rank, task.incarnation, node, task.generation, task.joins, torn=task.joins
                         )
@@ -98,6 +107,21 @@ class RecoveryModel(RuleBasedStateMachine):
                     if process.mode not in {"in-optimizer", "starting"}:
                         process.mode = "fenced"
                     process.plan = None
+            case fx.RequestNode(request, _, _):
+                assert request == self.num_requests + 1, "one request, one number"
+                assert self.machine.members.unplaced(), "nobody needs a node"
+                self.num_requests = request
+                self.asked.add(request)
+                assert self.num_granted + len(self.asked) <= MAX_SWAPS
+                assert len(self.asked) <= ACTIVE, "more nodes than could be used"
+            case fx.ReleaseNode(request, "", _):
+                self.asked.remove(request)
+            case fx.ReleaseNode(request, node, _):
+                assert self.granted.pop(request) == node
+                left = [p for p in self.live.values() if p.node == node]
+                assert not left or node == self.taken_away, "given back with ranks on it"
+                for process in left:
+                    self.zombies.append(self.live.pop(process.rank))
             case fx.PublishPlan(plan):
                 assert plan.generation == self.announced
                 for process in self.live.values():
@@ -230,8 +254,8 @@ class RecoveryModel(RuleBasedStateMachine):
     @precondition(lambda self: self.machine.phase is not Phase.STOPPED)
     @rule(data=st.data(), back=st.booleans())
     def lose_node(self, data: st.DataObject, back: bool) -> None:
-        alive = sorted(n.name for n in self.machine.members.nodes.values() if n.alive)
-        if len(alive) < 3:
+        alive = sorted(n.name for n in self.machine.members.nodes.values() if n.alive and self.is_spared_by(n.name))
+        if not alive:
             return
         node = data.draw(st.sampled_from(alive))
         for process in [p for p in self.live.values() if p.node == node]:
@@ -241,12 +265,42 @@ class RecoveryModel(RuleBasedStateMachine):
             self.agents[node] += 1
             self.tell(e.AgentJoined(node, self.agents[node]))
 
+    def is_spared_by(self, node: str) -> bool:
+        """Some rank keeps its state when this node is lost."""
+        return any(p.node != node and not p.torn and p.mode != "starting" for p in self.live.values())
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), answer=st.sampled_from(["node", "node", "node", "no", "wait"]))
+    def pool_answers(self, data: st.DataObject, answer: str) -> None:
+        request = data.draw(st.sampled_from(sorted(self.asked)))
+        if answer != "node":
+            self.asked -= {request} if answer == "no" else set()
+            self.tell(e.NodeRefused(request, "none free", answer == "wait"))
+            return
+        node = data.draw(st.sampled_from(sorted(set(POOL) - set(self.granted.values()))))
+        self.asked.remove(request)
+        self.granted[request] = node
+        self.num_granted += 1
+        self.tell(e.NodeGranted(request, node))
+
+    @precondition(lambda self: self.machine.phase is not Phase.STOPPED and self.granted)
+    @rule(data=st.data())
+    def pool_takes_away(self, data: st.DataObject) -> None:
+        may_go = [request for request, node in sorted(self.granted.items()) if self.is_spared_by(node)]
+        if may_go:
+            request = data.draw(st.sampled_from(may_go))
+            self.taken_away = self.granted[request]
+            self.tell(e.NodeLeft(request, self.granted[request], "preempted"))
+            assert request not in self.granted, "not given back"
+            self.taken_away = ""
+
     @rule(data=st.data())
     def return_nodes(self, data: st.DataObject) -> None:
         for node in self.machine.members.nodes.values():
             if not node.alive and data.draw(st.booleans()):
-                self.agents[node.name] += 1
+                self.agents[node.name] = self.agents.get(node.name, 0) + 1
                 self.tell(e.AgentJoined(node.name, self.agents[node.name]))
+                assert node.alive or node.left or self.machine.phase is Phase.STOPPED
 
     @rule(data=st.data())
     def repeat_old_speech(self, data: st.DataObject) -> None:
@@ -262,6 +316,10 @@ class RecoveryModel(RuleBasedStateMachine):
     def is_old(self, event: e.AnyEvent) -> bool:
         if isinstance(event, e.NodeCondemned):
             return event.incarnation < self.agents[event.node]
+        if isinstance(event, e.NodeGranted | e.NodeRefused):
+            return event.request not in self.asked
+        if isinstance(event, e.NodeLeft):
+            return event.request not in self.granted
         rank = getattr(event, "rank", None)
         if rank is None:
             return False
@@ -287,8 +345,14 @@ class RecoveryModel(RuleBasedStateMachine):
         if self.machine.phase is Phase.RUNNING:
             assert sorted(self.live) == list(range(WORLD))
 
+    @invariant()
+    def a_running_job_takes_nothing_from_the_pool_that_it_does_not_use(self) -> None:
+        if self.machine.phase is Phase.RUNNING:
+            assert not self.asked
+            assert set(self.granted.values()) <= {p.node for p in self.live.values()}
+
     def teardown(self) -> None:
-        again = Machine(self.machine.limits)
+        again = Machine(self.machine.limits, self.machine.pool.limits)
         for event, now in self.history:
             again.handle(event, now)
         assert snapshot(again) == snapshot(self.machine)
