@@ -35,7 +35,7 @@ async def inspect_allocation(client: SlurmClient, environ: Mapping[str, str]) ->
         raise RequestError(
             "flashrec run must be started inside a Slurm allocation (SLURM_JOB_ID is not set).\n"
             "  Submit it:  sbatch --nodes=5 --no-kill your.sbatch   (see sbatch_templates/ddp.sbatch)\n"
-            "  or get one: salloc --nodes=5 --no-kill\n"
+            "  or get one: salloc --nodes=5 --no-kill, or let flashrec do it: say with -N how many nodes have ranks\n"
             "  or try recovery without Slurm: flashrec run --local --nodes 3 -- python train.py"
         )
     try:

@@ -26,6 +26,7 @@ from flashrec.manager.control import ControlPlane
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
+from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import snapshot, write_status
@@ -48,8 +49,9 @@ class Manager:
     """Runs one job from the first launch to the last exit. nodes: in order of preference, this node last."""
 
     def __init__(
-        self, request: Request, shape: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None
-    ) -> None:
+        self, request: Request, shape: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None,
+        files: OutputFiles | None = None,
+    ) -> None:  # fmt: skip
         self.request, self.shape, self.nodes, self.job_dir, self.job_id = request, shape, nodes, job_dir, job_id
         self._host, self._config = host, request.config
         self.logs = job_dir / "logs"
@@ -65,7 +67,7 @@ class Manager:
         self.control = ControlPlane(
             nodes, self.detector, self.rendezvous, self._welcome, self.emit, self._judge, self.journal.note
         )
-        self.output = OutputFollower(self.logs, self._config.output.follow)
+        self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
         self._launches: Launches | None = None
         self._agents: AgentKeeper | None = None
@@ -98,8 +100,9 @@ class Manager:
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
         client = SlurmClient() if self.job_id is not None else None
         self._agents = AgentKeeper(self, self._config, launcher, client)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._interrupted, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._interrupted, number)
         tasks = [
             loop.create_task(coroutine)
             for coroutine in (self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flashrec.manager.allocation import inspect_allocation
 from flashrec.manager.app import Manager
+from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.request import Request, RequestError, Shape, shape
 from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
@@ -26,22 +27,33 @@ async def _run(request: Request) -> int:
     if request.local_nodes:
         nodes = tuple(f"local{index}" for index in range(request.local_nodes))
         made = shape(request, len(nodes), {})
+        files = _output_files(request, made)
         job_dir = _job_dir(request, "local")
-        return await _manager(request, made, nodes, job_dir, "127.0.0.1", None).run()
+        return await _manager(request, made, nodes, job_dir, "127.0.0.1", None, files).run()
     allocation = await inspect_allocation(SlurmClient(), os.environ)
     for warning in allocation.warnings:
         say(f"warning: {warning}")
     made = shape(request, len(allocation.nodes), os.environ)
+    files = _output_files(request, made)
     job_dir = _job_dir(request, str(allocation.job_id))
-    manager = _manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id)
+    manager = _manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id, files)
     return await manager.run()
 
 
+def _output_files(request: Request, made: Shape) -> OutputFiles | None:
+    if request.output is None:
+        return None
+    files = OutputFiles(request.output, os.environ)
+    files.open_all(made.num_active * made.ranks_per_node)
+    return files
+
+
 def _manager(
-    request: Request, made: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None
-) -> Manager:
+    request: Request, made: Shape, nodes: tuple[str, ...], job_dir: Path, host: str, job_id: int | None,
+    files: OutputFiles | None,
+) -> Manager:  # fmt: skip
     try:
-        return Manager(request, made, nodes, job_dir, host, job_id)
+        return Manager(request, made, nodes, job_dir, host, job_id, files)
     except OSError as err:
         raise RequestError(f"cannot use the job directory {job_dir}: {err.strerror} ({err.filename})") from err
 

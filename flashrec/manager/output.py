@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -19,16 +20,20 @@ from typing import TextIO
 
 import msgspec
 
+from flashrec.manager.output_files import OutputFiles
+
 POLL_S = 0.2
 LAST_WORDS_S = 60.0
 _CHUNK = 256 * 1024
 _MAX_LINE_BYTES = 64 * 1024
 _STDOUT = 1
+_Line = tuple[int, bytes]  # the rank, and what it wrote
 
 
 class _Followed(msgspec.Struct):
     """quiet_polls: how often in a row there was nothing new."""
 
+    rank: int
     path: Path
     prefix: str
     offset: int = 0
@@ -37,11 +42,13 @@ class _Followed(msgspec.Struct):
 
 
 class OutputFollower:
-    """follow: 'all', 'rank0' or 'none'."""
+    """follow: 'all', 'rank0' or 'none'. files: where to, if not to the job's output."""
 
-    def __init__(self, directory: Path, follow: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, directory: Path, follow: str, stream: TextIO | None = None, files: OutputFiles | None = None
+    ) -> None:
         self._directory, self._follow = directory, follow
-        self._stream = stream
+        self._stream, self._files = stream, files
         self._lock = threading.Lock()  # a cancelled `run` may leave a copy under way
         self._current: dict[int, _Followed] = {}
         self._former: list[_Followed] = []
@@ -53,7 +60,9 @@ class OutputFollower:
         if rank in self._current:
             self._former.append(self._current[rank])
         prefix = f"[rank {rank}] " if incarnation == 1 else f"[rank {rank}.{incarnation}] "
-        self._current[rank] = _Followed(self._directory / f"rank-{rank}.{incarnation}.log", prefix)
+        if self._files is not None and not self._files.is_labelled:
+            prefix = ""
+        self._current[rank] = _Followed(rank, self._directory / f"rank-{rank}.{incarnation}.log", prefix)
 
     @property
     def num_followed(self) -> int:
@@ -76,7 +85,7 @@ class OutputFollower:
 
     def _copy_some(self) -> bool:
         """One piece of each file. Returns whether there was anything new."""
-        lines: list[bytes] = []
+        lines: list[_Line] = []
         former, current = list(self._former), list(self._current.values())
         is_new = sum(_take(followed, lines) for followed in [*former, *current]) > 0
         over = [followed for followed in former if followed.quiet_polls * POLL_S > LAST_WORDS_S]
@@ -85,8 +94,11 @@ class OutputFollower:
             self._former.remove(followed)
         return is_new
 
-    def _show(self, lines: list[bytes]) -> None:
-        data = b"".join(line + b"\n" for line in lines)
+    def _show(self, lines: list[_Line]) -> None:
+        if self._files is not None:
+            self._store(self._files, lines)
+            return
+        data = b"".join(line + b"\n" for _, line in lines)
         with contextlib.suppress(OSError, ValueError):
             if self._stream is not None:
                 self._stream.write(data.decode(errors="replace"))
@@ -94,8 +106,14 @@ class OutputFollower:
             while data:  # not through sys.stdout: what it cannot write it tries again at exit, and spoils the exit code
                 data = data[os.write(_STDOUT, data) :]
 
+    @staticmethod
+    def _store(files: OutputFiles, lines: list[_Line]) -> None:
+        for rank, of_rank in itertools.groupby(lines, key=lambda line: line[0]):
+            with contextlib.suppress(OSError):
+                files.write(rank, b"".join(line + b"\n" for _, line in of_rank))
 
-def _take(followed: _Followed, lines: list[bytes]) -> bool:
+
+def _take(followed: _Followed, lines: list[_Line]) -> bool:
     try:
         with followed.path.open("rb") as file:
             file.seek(followed.offset)
@@ -105,15 +123,15 @@ def _take(followed: _Followed, lines: list[bytes]) -> bool:
     followed.offset += len(data)
     followed.quiet_polls = 0 if data else followed.quiet_polls + 1
     *whole, followed.partial = (followed.partial + data).split(b"\n")
-    lines += [followed.prefix.encode() + line for line in whole]
+    lines += [(followed.rank, followed.prefix.encode() + line) for line in whole]
     if len(followed.partial) > _MAX_LINE_BYTES:
         lines += _ends([followed])
     return bool(data)
 
 
-def _ends(all_followed: list[_Followed]) -> list[bytes]:
+def _ends(all_followed: list[_Followed]) -> list[_Line]:
     """The incomplete last lines, as they are."""
-    lines = [followed.prefix.encode() + followed.partial for followed in all_followed if followed.partial]
+    lines = [(one.rank, one.prefix.encode() + one.partial) for one in all_followed if one.partial]
     for followed in all_followed:
         followed.partial = b""
     return lines

@@ -1,42 +1,32 @@
-"""What the user asked for: the command, srun's own options for the workers' job step, the shape of the job.
-
-srun's options are passed on as they are; only those that decide how many ranks run where are read, and those that
-flashrec must decide itself are refused with the reason.
-"""
+"""What the user asked for: the command, its options, the shape of the job. srun's options: `srun_options`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from flashrec.config.schema import Config
 
-_COUNT = {"-n": "ntasks", "--ntasks": "ntasks", "-N": "nodes", "--nodes": "nodes", "--ntasks-per-node": "per_node"}
-_REFUSED = {
-    "-w": "flashrec places the ranks itself", "--nodelist": "flashrec places the ranks itself",
-    "-F": "flashrec places the ranks itself", "--nodefile": "flashrec places the ranks itself",
-    "-x": "exclude nodes in sbatch", "--exclude": "exclude nodes in sbatch",
-    "-r": "flashrec places the ranks itself", "--relative": "flashrec places the ranks itself",
-    "-o": "workers write to JOBDIR/logs/rank-R.I.log", "--output": "workers write to JOBDIR/logs/rank-R.I.log",
-    "-e": "workers write to JOBDIR/logs/rank-R.I.log", "--error": "workers write to JOBDIR/logs/rank-R.I.log",
-    "-K": "a lost rank must not end the others", "--kill-on-bad-exit": "a lost rank must not end the others",
-    "-W": "a lost rank must not end the others", "--wait": "a lost rank must not end the others",
-    "-i": "ranks have no standard input", "--input": "ranks have no standard input",
-    "--jobid": "run inside the allocation", "--multi-prog": "one command for all ranks",
-    "--pty": "ranks have no terminal",
-}  # fmt: skip
-_KILLING = {"-k": "", "--no-kill": ""}
-
 
 class RequestError(Exception):
     """The command line cannot be carried out; the message says what to change."""
 
 
+class OutputFile(msgspec.Struct, frozen=True):
+    """Where the followed output goes instead of the job's output. pattern: srun's -o; see `output_files`."""
+
+    pattern: str
+    is_appended: bool = False
+    is_labelled: bool = False
+
+
 class Request(msgspec.Struct, frozen=True):
-    """local_nodes 0: use the Slurm allocation; otherwise that many simulated nodes on this machine, without Slurm."""
+    """local_nodes 0: use the Slurm allocation; otherwise that many simulated nodes on this machine, without Slurm.
+
+    num_nodes: nodes with ranks; least_nodes: so many will do if the allocation has no more (None: num_nodes)."""
 
     command: tuple[str, ...]
     srun_options: tuple[str, ...]
@@ -46,6 +36,8 @@ class Request(msgspec.Struct, frozen=True):
     config: Config
     local_nodes: int = 0
     job_dir: Path | None = None
+    least_nodes: int | None = None
+    output: OutputFile | None = None
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -56,55 +48,9 @@ class Shape(msgspec.Struct, frozen=True):
     num_spares: int
 
 
-def read_srun_options(options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Split srun's options into those passed on and the counts among them. Raises RequestError."""
-    passed: list[str] = []
-    counts: dict[str, int] = {}
-    index = 0
-    while index < len(options):
-        option = options[index]
-        name, value = _split(option)
-        index += 1
-        if name in _REFUSED:
-            raise RequestError(f"srun option {name} cannot be used with flashrec: {_REFUSED[name]}")
-        if name in _KILLING:
-            continue  # always given
-        meant = [known for known in (*_COUNT, *_REFUSED) if name.startswith("--") and known.startswith(name)]
-        if meant and name not in _COUNT:  # srun takes abbreviations, so what we must see could pass unseen
-            raise RequestError(f"srun option {name} cannot be used with flashrec: write {' or '.join(meant)} in full")
-        if name not in _COUNT:
-            passed.append(option)
-            continue
-        if value is None:
-            if index == len(options):
-                raise RequestError(f"srun option {name} needs a number")
-            value = options[index]
-            index += 1
-        counts[_COUNT[name]] = _number(name, value)
-    return tuple(passed), counts
-
-
 def shape(request: Request, num_nodes: int, environ: Mapping[str, str]) -> Shape:
     """Active nodes, ranks per node and spares in an allocation of `num_nodes`. Raises RequestError with the remedy."""
-    spares = request.config.spares
-    if request.num_nodes is not None:
-        if spares is not None and request.num_nodes + spares > num_nodes:
-            raise RequestError(
-                f"{request.num_nodes} active nodes and {spares} spares need {request.num_nodes + spares} nodes, "
-                f"but the allocation has {num_nodes}"
-            )
-        if request.num_nodes > num_nodes:
-            raise RequestError(f"{request.num_nodes} active nodes, but the allocation has {num_nodes}")
-        active = request.num_nodes
-    else:
-        if spares is None:
-            spares = 0 if request.config.pool.reservation else 1
-        active = num_nodes - spares
-        if active < 1:
-            raise RequestError(
-                f"{num_nodes} nodes with {spares} spares leave {max(active, 0)} for ranks: ask for more nodes "
-                f"(sbatch --nodes={spares + 1} or more) or fewer --spares"
-            )
+    active = _num_active(request, num_nodes)
     per_node = request.ranks_per_node or _from_environment(environ)
     if request.num_ranks is not None:
         if request.num_ranks % active or (per_node and per_node * active != request.num_ranks):
@@ -117,13 +63,31 @@ def shape(request: Request, num_nodes: int, environ: Mapping[str, str]) -> Shape
     return Shape(active, per_node or 1, num_nodes - active)
 
 
-def _split(option: str) -> tuple[str, str | None]:
-    if option.startswith("--"):
-        name, equals, value = option.partition("=")
-        return name, value if equals else None
-    if re.match(r"-[A-Za-z].", option):
-        return option[:2], option[2:].removeprefix("=")
-    return option, None
+def default_spares(config: Config) -> int:
+    """Nodes without ranks, if -N does not say how many have ranks."""
+    if config.spares is not None:
+        return config.spares
+    return 0 if config.pool.reservation else 1
+
+
+def _num_active(request: Request, num_nodes: int) -> int:
+    spares, wanted = request.config.spares, request.num_nodes
+    if wanted is None:
+        spares = default_spares(request.config)
+        if num_nodes - spares < 1:
+            raise RequestError(
+                f"{num_nodes} nodes with {spares} spares leave {max(num_nodes - spares, 0)} for ranks: ask for more "
+                f"nodes (sbatch --nodes={spares + 1} or more) or fewer --spares"
+            )
+        return num_nodes - spares
+    least = request.least_nodes or wanted
+    if least > num_nodes:
+        raise RequestError(f"{least} active nodes, but the allocation has {num_nodes}")
+    if spares is not None and least + spares > num_nodes:
+        raise RequestError(
+            f"{least} active nodes and {spares} spares need {least + spares} nodes, but the allocation has {num_nodes}"
+        )
+    return wanted if least == wanted else min(wanted, max(least, num_nodes - default_spares(request.config)))
 
 
 def _number(name: str, value: str) -> int:

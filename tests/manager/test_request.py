@@ -1,4 +1,4 @@
-"""What the user asked for: srun's options, the shape of the job, what cannot work and what to do about it."""
+"""The shape of the job: how many nodes have ranks, what does not fit and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,7 @@ import msgspec
 import pytest
 
 from flashrec.config.schema import Config, Pool
-from flashrec.manager.request import Request, RequestError, Shape, read_srun_options, shape
-
-
-@pytest.mark.parametrize(
-    ("options", "passed", "counts"),
-    [
-        ([], (), {}),
-        (["--ntasks-per-node=8"], (), {"per_node": 8}),
-        (["--ntasks-per-node", "8", "-c", "12"], ("-c", "12"), {"per_node": 8}),
-        (["-n8", "-N", "2"], (), {"ntasks": 8, "nodes": 2}),
-        (["-n=8"], (), {"ntasks": 8}),
-        (["--nodes=4", "--ntasks", "16"], (), {"nodes": 4, "ntasks": 16}),
-        (["--no-kill", "-k"], (), {}),
-        (["--gpus-per-task=1", "--cpu-bind=cores", "-l"], ("--gpus-per-task=1", "--cpu-bind=cores", "-l"), {}),
-        (["--export=ALL,A=-n"], ("--export=ALL,A=-n",), {}),
-        (["-n4", "-n", "8"], (), {"ntasks": 8}),
-    ],
-)
-def test_srun_options(options: list[str], passed: tuple[str, ...], counts: dict[str, int]) -> None:
-    assert read_srun_options(options) == (passed, counts)
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["-wn1", "-w", "--nodelist=n1", "--nodelist", "-xn1", "--exclude=n1", "-r1", "--relative=1", "-oout", "--output=o",
-     "-ee", "--error=e", "-K", "-K1", "--kill-on-bad-exit=1", "-W0", "--wait=0", "-iall", "--input=none", "--jobid=7",
-     "--multi-prog", "--pty", "--nodel=n1", "--outpu=x", "--kill-on-bad", "--jobi=3"],
-)  # fmt: skip
-def test_options_that_flashrec_must_decide_itself_are_refused(option: str) -> None:
-    with pytest.raises(RequestError, match="cannot be used with flashrec"):
-        read_srun_options([option])
-
-
-@pytest.mark.parametrize(
-    "options", [["-n"], ["-n", "two"], ["--ntasks=0"], ["--nodes=2-4"], ["-n-1"], ["--ntasks="], ["-N", "99999999"],
-                ["--ntask=4"], ["--node=4"]],
-)  # fmt: skip
-def test_counts_are_counts(options: list[str]) -> None:
-    with pytest.raises(RequestError):
-        read_srun_options(options)
+from flashrec.manager.request import Request, RequestError, Shape, shape
 
 
 def asked(ranks: int | None = None, nodes: int | None = None, per_node: int | None = None, spares: int | None = None):
