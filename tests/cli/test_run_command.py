@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
     def ask(*argv: str, **environ: str) -> Request:
         done = CliRunner().invoke(
-            module.run_command, [*argv, "--", "python", "t.py", "--spares", "9"], env={"SLURM_JOB_ID": "1", **environ}
+            main, ["run", *argv, "--", "python", "t.py", "--spares", "9"], env={"SLURM_JOB_ID": "1", **environ}
         )
         assert done.exit_code == 0, done.output
         return requests.pop()
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
 def refused(*argv: str, **environ: str) -> str:
     env: dict[str, Any] = {"SLURM_JOB_ID": "1", "FLASHREC_PLUGIN": None, "FLASHREC_SPEC": None, **environ}
-    done = CliRunner().invoke(module.run_command, [*argv, "--", "true"], env=env)
+    done = CliRunner().invoke(main, ["run", *argv, "--", "true"], env=env)
     assert done.exit_code == 64, done.output
     return done.output
 
@@ -133,7 +133,7 @@ def test_what_is_refused_is_refused_before_anything_starts(
 
 
 def test_no_command() -> None:
-    done = CliRunner().invoke(module.run_command, ["-N4"])
+    done = CliRunner().invoke(main, ["run", "-N4"])
     assert done.exit_code == 64 and "no command" in done.output
 
 
@@ -153,7 +153,7 @@ def test_outside_an_allocation_salloc_takes_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("os.execvpe", execvpe)
     monkeypatch.setattr("shutil.which", lambda name, path: f"/usr/bin/{name}")
     argv = ["--flashrecovery=spares=2", "-N2", "-p", "gpu", "--set", "control.port=7", "-K", "--", "true"]
-    done = CliRunner().invoke(module.run_command, argv, env={"SLURM_JOB_ID": None})
+    done = CliRunner().invoke(main, ["run", *argv], env={"SLURM_JOB_ID": None})
     assert done.exit_code == 0, done.output
     ((file, words, environ),) = became
     assert file == "salloc" and "--nodes=4" in words and "--partition=gpu" in words
