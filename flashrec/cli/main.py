@@ -12,7 +12,10 @@ _COMMANDS = {
     "run": ("flashrec.cli.run", "run_command"),
     "report": ("flashrec.cli.report", "report"),
     "status": ("flashrec.cli.status", "status"),
+    "doctor": ("flashrec.cli.doctor", "doctor"),
+    "pool": ("flashrec.cli.pool", "pool"),
     "devcluster": ("flashrec.cli.devcluster", "devcluster"),
+    "node-health": ("flashrec.cli.node_health", "node_health"),
 }
 
 

@@ -1,0 +1,1 @@
+"""What administrators do: pools of spare nodes, jobs of others, and whether an installation is sound."""
