@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="flashrec.agent", description="agent of one node (used by flashrec run)")
     parser.add_argument("--manager", required=True, help="host[,host…]:port of the manager")
     parser.add_argument("--key", required=True, help="key of the job's sockets")
+    parser.add_argument("--tmp", default="", help="the manager's directory for sockets")
     parser.add_argument("--secret", required=True, type=Path, help="file with the job secret")
     parser.add_argument("--launch", required=True, type=int, help="number of this launch")
     parser.add_argument(
@@ -38,8 +39,9 @@ def main() -> int:
     hosts, _, port = args.manager.rpartition(":")
     try:
         agent = Agent(
-            this_node(), args.launch, hosts.split(","), int(port), args.key, read_secret(args.secret), args.reconnect
-        )
+            this_node(), args.launch, hosts.split(","), int(port), args.key, read_secret(args.secret), args.reconnect,
+            tmp=args.tmp, expects_exits="FLASHREC_PLUGIN" in os.environ,
+        )  # fmt: skip
         return asyncio.run(agent.run())
     except (OSError, ValueError, LookupError) as err:  # no shared job directory, a foreign /tmp directory, …
         logging.getLogger("flashrec.agent").error("the agent ends: %s", err, exc_info=err)

@@ -14,8 +14,9 @@ import os
 import time
 
 import flashrec
-from flashrec.agent.paths import socket_directory, socket_path
+from flashrec.agent.exits import ExitSocket, TaskExit
 from flashrec.agent.workers import Workers
+from flashrec.transport.paths import exit_socket_path, socket_directory, socket_path
 from flashrec.transport.stream import Channel, connect_tcp, listen_unix, private_directory
 from flashrec.wire import frames
 from flashrec.wire import messages as m
@@ -28,11 +29,15 @@ class Agent:
     """Runs until the manager says Stop, refuses us, or is gone for `reconnect_s`."""
 
     def __init__(
-        self, node: str, launch: int, hosts: list[str], port: int, key: str, secret: bytes, reconnect_s: float
-    ):
+        self, node: str, launch: int, hosts: list[str], port: int, key: str, secret: bytes, reconnect_s: float,
+        *, tmp: str = "", expects_exits: bool = False,
+    ):  # fmt: skip
+        """expects_exits: Slurm's plugin is known to tell how tasks end (else that is learned when it does)."""
         self.node, self.launch, self.hosts, self.port, self.key = node, launch, hosts, port, key
         self._secret, self._reconnect_s = secret, reconnect_s
-        self._socket = socket_path(key, node)
+        self._tmp, self._expects_exits = tmp, expects_exits
+        self._socket = socket_path(key, node, tmp)
+        self._exits: ExitSocket | None = None
         self._socket_inode = 0
         self._workers: Workers | None = None
         self._manager_heard_at = time.monotonic()
@@ -40,7 +45,7 @@ class Agent:
 
     async def run(self) -> int:
         """Return the exit code."""
-        directory = socket_directory(self.key)
+        directory = socket_directory(self.key, self._tmp)
         private_directory(directory.parent)
         private_directory(directory)
         await self._live()
@@ -54,12 +59,22 @@ class Agent:
             self._socket, self._secret, frames.to_agent_from_worker, self._serve_worker, log.warning
         )
         self._socket_inode = self._socket.stat().st_ino
+        try:
+            self._exits = ExitSocket(exit_socket_path(self._socket), self._hear_exit)
+        except OSError as err:
+            log.warning("how tasks end will not be told: %s", err)
         return server
+
+    def _hear_exit(self, ended: TaskExit) -> None:
+        self._expects_exits = True
+        if self._workers is not None:
+            self._workers.hear_exit(ended)
 
     def _remove_socket(self) -> None:
         """Unless a new agent of this node has put its own there (a healed node may have both for a moment)."""
         with contextlib.suppress(OSError):
             if self._socket.stat().st_ino == self._socket_inode:
+                exit_socket_path(self._socket).unlink(missing_ok=True)
                 self._socket.unlink()
 
     async def _serve_worker(self, channel: Channel[m.ToAgentFromWorker]) -> None:
@@ -95,7 +110,9 @@ class Agent:
             async for message in messages:
                 self._manager_heard_at = time.monotonic()
                 if isinstance(message, m.AgentWelcome):
-                    self._workers = Workers(message, channel.local_address, self._socket, channel.send)
+                    self._workers = Workers(
+                        message, channel.local_address, self._socket, channel.send, expects_exits=self._expects_exits
+                    )
                     server = await self._listen()
                     beats = asyncio.create_task(self._beat(channel, message))
                     beats.add_done_callback(lambda task: _end_with(task, channel))
@@ -109,6 +126,9 @@ class Agent:
                 beats.cancel()
             if server is not None:
                 server.close()
+                if self._exits is not None:
+                    self._exits.close()
+                    self._exits = None
                 self._remove_socket()
             log.info("connection to the manager ended: %s", channel.end_reason or "done")
             if self._workers is not None:

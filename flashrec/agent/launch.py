@@ -1,4 +1,4 @@
-"""The thin launcher of one task: `python -m flashrec.agent.launch --key K --secret F --launch N -- COMMAND…`.
+"""The thin launcher of one task: `python -m flashrec.agent.launch … --key K --secret F --launch N -- COMMAND…`.
 
 Slurm starts one per task, with all of Slurm's binding in place. It asks the agent of its node which rank it is, sends
 its output to the file of that rank and incarnation, and then *becomes* the user's command (exec): no process of ours
@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from flashrec.agent.paths import socket_path, this_node
+from flashrec.agent.paths import this_node
 from flashrec.transport.handshake import connect_authenticated, read_secret
+from flashrec.transport.paths import socket_path
 from flashrec.wire import frames, messages
 
 EXIT_REFUSED = 76
@@ -28,13 +29,15 @@ def main() -> None:
         prog="flashrec.agent.launch", description="start one worker (used by flashrec run)"
     )
     parser.add_argument("--key", required=True, help="key of the job's sockets")
+    parser.add_argument("--tmp", default="", help="the manager's directory for sockets")
+    parser.add_argument("--exit-socket", help="read by Slurm's plugin, not by us (docs/reference/plugin-contract.md)")
     parser.add_argument("--secret", required=True, type=Path, help="file with the job secret")
     parser.add_argument("--launch", required=True, type=int, help="number of this launch")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the user's command")
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     try:
-        answer = _ask(socket_path(args.key, this_node()), read_secret(args.secret), args.launch)
+        answer = _ask(socket_path(args.key, this_node(), args.tmp), read_secret(args.secret), args.launch)
         if isinstance(answer, messages.TaskRefused):
             sys.exit(_say(f"not started: {answer.reason}", EXIT_REFUSED))
         _redirect(answer.output)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from flashrec.agent.exits import TaskExit, describe_status
 from flashrec.agent.process import WatchedProcess
 from flashrec.core import events
 from flashrec.core.types import Assignment
@@ -20,6 +21,7 @@ from flashrec.wire import messages as m
 
 EXPECT_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 1.0
+STATUS_TIMEOUT_S = 0.05  # for the plugin's word, where it is known to come
 Worker = Channel[m.ToAgentFromWorker]
 
 
@@ -33,6 +35,8 @@ class Life:
         self.joined = False
         self.heard_at = time.monotonic()
         self.farewell = "none"
+        self.status: int | None = None
+        self.status_told = asyncio.Event()
         self.kill_reason = ""
         self.tag = m.WorkerBeat(assignment.rank, assignment.incarnation, -1, -1, -1, "init")
 
@@ -41,9 +45,11 @@ class Workers:
     """All workers of this node, for one life of the agent. `relay` sends to the manager."""
 
     def __init__(
-        self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Sendable], None]
-    ) -> None:
+        self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Sendable], None],
+        *, expects_exits: bool = False,
+    ) -> None:  # fmt: skip
         self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
+        self._expects_exits = expects_exits
         self.generation = welcome.generation
         self._expected: dict[tuple[int, int], Assignment] = {}
         self._expectation_changed = asyncio.Event()
@@ -178,10 +184,24 @@ class Workers:
                     await life.spoken_out.wait()
             except TimeoutError:
                 pass
+        if self._expects_exits and not life.kill_reason:
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    await life.status_told.wait()
+            except TimeoutError:
+                pass
         life.process.close()
         who = (life.assignment.rank, life.assignment.incarnation)
         self._lives.pop(who, None)
         self._relay(events.WorkerExited(*who, life.farewell, life.joined, life.kill_reason or _describe(life)))
+
+    def hear_exit(self, ended: TaskExit) -> None:
+        """The plugin says how a task ended; it may do so before or after we see that it has."""
+        self._expects_exits = True
+        for life in self._lives.values():
+            if life.process.pid == ended.pid:
+                life.status = ended.status
+                life.status_told.set()
 
     def kill(self, rank: int, incarnation: int, reason: str) -> None:
         """SIGKILL one worker; its end is then reported like any other."""
@@ -256,8 +276,13 @@ class Workers:
 
 
 def _describe(life: Life) -> str:
+    process = f"process {life.process.pid}"
+    status = "" if life.status is None else describe_status(life.status)
+    if life.farewell == "none" and status.startswith("killed"):
+        return f"{process} was {status}"
+    how = f", {status}" if status else ""
     if life.farewell == "none":
-        return f"process {life.process.pid} ended without a farewell (killed or crashed)"
+        return f"{process} ended without a farewell{how or ' (killed or crashed)'}"
     if life.farewell == "raised":
-        return f"process {life.process.pid} ended with an exception"
-    return f"process {life.process.pid} ended"
+        return f"{process} ended with an exception{how}"
+    return f"{process} ended{how}"

@@ -17,9 +17,9 @@ from pathlib import Path
 from flashrec.config.schema import Config
 from flashrec.manager.request import RequestError, default_spares
 from flashrec.manager.srun_options import NodeCount, SrunOptions
+from flashrec.manager.steps import HANDED_OVER
 from flashrec.manager.voice import say
 
-HANDED_OVER = {"FLASHREC_HANDED_OVER": "1"}  # what no srun and no salloc of ours is to hand over to us again
 # What srun takes from the environment and salloc knows under another name.
 _INPUT = (
     "ACCOUNT", "ACCTG_FREQ", "BURST_BUFFER", "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "DELAY_BOOT", "EXCLUSIVE",

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import signal
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -30,7 +31,7 @@ from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import snapshot, write_status
-from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
+from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
@@ -118,7 +119,9 @@ class Manager:
     def _launcher(self, port: int) -> Launcher:
         wanted = self._config.control.host
         host = self._host if wanted in _EVERY_ADDRESS else wanted
-        contact = Contact(f"{host}:{port}", self._key, self._secret_file, self._config.control.reconnect_s)
+        contact = Contact(
+            f"{host}:{port}", self._key, self._secret_file, self._config.control.reconnect_s, tempfile.gettempdir()
+        )
         if self.job_id is None:
             return LocalLauncher(contact, self.request.command, self.logs)
         return SlurmLauncher(self.job_id, contact, self.request.command, self.request.srun_options, self.logs)
@@ -240,6 +243,7 @@ class Manager:
             "MASTER_PORT": "29500",
             "FLASHREC_SECRET_FILE": str(self._secret_file),
             "FLASHREC_JOB_DIR": str(self.job_dir),
+            **HANDED_OVER,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         return m.AgentWelcome(

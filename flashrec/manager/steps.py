@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from flashrec.core.types import Assignment
+from flashrec.transport.paths import NODE_NAME, exit_socket_path, socket_directory
 
 _KEPT_BYTES = 4000
 
@@ -115,18 +116,24 @@ class Contact(msgspec.Struct, frozen=True):
     key: str
     secret: Path
     reconnect_s: float
+    tmp: str = ""  # where sockets are to be, if that can be on the node
 
     def agent_argv(self, launch: int) -> list[str]:
         return [
             sys.executable, "-m", "flashrec.agent", "--manager", self.manager, "--key", self.key,
-            "--secret", str(self.secret), "--launch", str(launch), "--reconnect", str(self.reconnect_s),
+            "--tmp", self.tmp, "--secret", str(self.secret), "--launch", str(launch),
+            "--reconnect", str(self.reconnect_s),
         ]  # fmt: skip
 
     def worker_argv(self, launch: int, command: Sequence[str]) -> list[str]:
         return [
-            sys.executable, "-m", "flashrec.agent.launch", "--key", self.key, "--secret", str(self.secret),
-            "--launch", str(launch), "--", *command,
+            sys.executable, "-m", "flashrec.agent.launch", "--exit-socket", str(self._exit_socket()), "--key", self.key,
+            "--tmp", self.tmp, "--secret", str(self.secret), "--launch", str(launch), "--", *command,
         ]  # fmt: skip
+
+    def _exit_socket(self) -> Path:
+        """For Slurm's plugin, on all nodes at once."""
+        return exit_socket_path(socket_directory(self.key, self.tmp) / f"{NODE_NAME}.sock")
 
 
 class LocalLauncher:
@@ -162,7 +169,8 @@ class SlurmLauncher:
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
         argv = [
             *self._srun(nodes, 1), "--job-name=flashrec-agent", "--cpus-per-task=1", "--cpu-bind=none", "--gres=none",
-            f"--output={self._logs}/agent-%N.log", "--open-mode=append", *self._contact.agent_argv(launch),
+            "--export=ALL", f"--output={self._logs}/agent-%N.log", "--open-mode=append",
+            *self._contact.agent_argv(launch),
         ]  # fmt: skip
         log = self._logs / f"agents-{launch}.log"
         return Step(f"agents {launch}", log, nodes, [argv], [agent_environment(os.environ)])
@@ -188,20 +196,22 @@ class SlurmLauncher:
         ]  # fmt: skip
 
 
+HANDED_OVER = {"FLASHREC_HANDED_OVER": "1"}  # no srun or salloc of ours is to be handed over to us again
 _STALE = (
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_NPROCS",
     "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE",
     "SLURM_MEM_PER_GPU", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT",
     "SLURM_NO_KILL", "SLURM_ARBITRARY_NODELIST", "SLURM_HOSTFILE", "SLURM_JOB_NAME", "SLURM_STEP_ID", "SLURM_STEPID",
-    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_MPI_TYPE",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_MPI_TYPE", "SLURM_IMMEDIATE", "SLURM_BCAST",
+    "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO",
 )  # fmt: skip
 _AGENT_ONLY = ("SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GRES", "SLURM_THREADS", "SLURM_HINT",
-               "SLURM_TRES", "SLURM_NTASKS_PER", "SLURM_CORE", "SLURM_OPEN_MODE")  # fmt: skip
+               "SLURM_TRES", "SLURM_NTASKS_PER", "SLURM_CORE", "SLURM_OPEN_MODE", "SLURM_EXPORT_ENV")  # fmt: skip
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The batch script's environment without what describes the allocation as it once was, or fights our options."""
-    return {k: v for k, v in environ.items() if k not in _STALE}
+    return {**{k: v for k, v in environ.items() if k not in _STALE}, **HANDED_OVER}
 
 
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:

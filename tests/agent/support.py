@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from flashrec.agent.paths import socket_directory, socket_path
 from flashrec.agent.workers import Workers
 from flashrec.core.types import Assignment
 from flashrec.transport import handshake
+from flashrec.transport.paths import socket_directory, socket_path
 from flashrec.transport.stream import Channel, listen_unix, private_directory
 from flashrec.wire import frames
 from flashrec.wire import messages as m

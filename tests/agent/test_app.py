@@ -16,9 +16,10 @@ import pytest
 
 from flashrec.agent import app
 from flashrec.agent.app import Agent
-from flashrec.agent.paths import MAX_SOCKET_PATH, socket_directory, socket_path, this_node
+from flashrec.agent.paths import this_node
 from flashrec.core import events as e
 from flashrec.transport.handshake import write_secret
+from flashrec.transport.paths import MAX_SOCKET_PATH, socket_directory, socket_path
 from flashrec.transport.stream import Channel, listen_tcp
 from flashrec.wire import frames
 from flashrec.wire import messages as m
