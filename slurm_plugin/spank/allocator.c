@@ -5,27 +5,35 @@
  * inherit them.
  */
 #include <getopt.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cmdline.h"
 #include "flashrec.h"
 
-/* One variable must stay far below the 128 KiB that Linux allows, or the job could start no program
- * any more. */
+/* Linux starts no program with a variable of 128 KiB or more: stay far below. */
 enum { MAX_SUBMIT_LINE = 16384 };
+
+static const char *const OURS[] = {FLASHREC_ENV_PLUGIN, FLASHREC_ENV_SPEC, FLASHREC_ENV_SUBMIT_LINE,
+				   FLASHREC_ENV_NO_KILL};
 
 static void forget_other_job(void)
 {
-	if (getenv(FLASHREC_ENV_PLUGIN)) {
-		unsetenv(FLASHREC_ENV_SPEC);
-		unsetenv(FLASHREC_ENV_SUBMIT_LINE);
-		unsetenv(FLASHREC_ENV_PLUGIN);
+	bool are_ours = getenv(FLASHREC_ENV_PLUGIN) != NULL;
+
+	for (size_t i = 0; i < sizeof(OURS) / sizeof(OURS[0]); i++) {
+		char kept[64];
+
+		snprintf(kept, sizeof(kept), FLASHREC_KEPT "%s", OURS[i]);
+		unsetenv(kept);
+		/* Without the plugin, users may have set them themselves. */
+		if (are_ours)
+			unsetenv(OURS[i]);
 	}
 	unsetenv(FLASHREC_ENV_HANDED_OVER);
 }
 
-/* The command and its options, without script or command: whoever looks for --no-kill must not find
- * theirs. */
+/* Without the script or command and its words: whoever looks for --no-kill must not find theirs. */
 static char *submit_line(void)
 {
 	struct flashrec_cmdline line;
@@ -59,11 +67,12 @@ int flashrec_allocator_post_opt(spank_t spank, const struct flashrec_args *args)
 			    args->wrong);
 	export(spank, FLASHREC_ENV_PLUGIN, FLASHREC_CONTRACT);
 	export(spank, FLASHREC_ENV_SPEC, option->spec.text);
-	line = submit_line();
+	/* Where a filter adds --no-kill, the command line does not have it. */
+	if (args->filter_sets_no_kill && !option->spec.is_off)
+		export(spank, FLASHREC_ENV_NO_KILL, "1");
+	line = args->filter_sets_no_kill ? NULL : submit_line();
 	if (line)
 		export(spank, FLASHREC_ENV_SUBMIT_LINE, line);
-	else
-		unsetenv(FLASHREC_ENV_SUBMIT_LINE); /* not known is not the same as empty */
 	free(line);
 	return 0;
 }

@@ -9,9 +9,12 @@
 #ifndef FLASHREC_ARGS_H
 #define FLASHREC_ARGS_H
 
+#include <stdbool.h>
+
 struct flashrec_args {
-	const char *executable; /* flashrec=/path, or NULL: look in PATH */
-	const char *wrong;      /* the first argument that is not one, or NULL */
+	bool filter_sets_no_kill; /* no_kill=cli_filter: the site's cli_filter adds --no-kill */
+	const char *executable;   /* flashrec=/path, or NULL: look in PATH */
+	const char *wrong;        /* the first argument that is not one, or NULL */
 };
 
 /* Reads the arguments; the result points into `argv`, which Slurm keeps as long as the plugin. */

@@ -27,9 +27,16 @@
 #include "spec.h"
 
 #define FLASHREC_ENV_HANDED_OVER "FLASHREC_HANDED_OVER"
+#define FLASHREC_ENV_NO_KILL "FLASHREC_NO_KILL"
 #define FLASHREC_ENV_PLUGIN "FLASHREC_PLUGIN"
 #define FLASHREC_ENV_SPEC "FLASHREC_SPEC"
 #define FLASHREC_ENV_SUBMIT_LINE "FLASHREC_SUBMIT_LINE"
+
+/*
+ * What sbatch and salloc keep for us under this name is in every job's environment, whatever
+ * --export says.
+ */
+#define FLASHREC_KEPT "SLURM_SPANK_"
 
 /* The version of the contract between the plugin and flashrec. */
 #define FLASHREC_CONTRACT "1"
@@ -60,8 +67,10 @@ int flashrec_task_exit(spank_t spank);
 
 /* ---- words of a job step's command line (task_env.c) */
 
-/* True if our launcher was started with these words; then its own options are argv[0] to argv[*end
- * - 1]. */
+/*
+ * True if our launcher was started with these words; then its own options are argv[0] to
+ * argv[*end - 1].
+ */
 bool flashrec_is_launcher(int argc, char **argv, int *end);
 
 #endif

@@ -23,8 +23,10 @@ enum { EXIT_REFUSED = 1, MAX_PATH = 4096 };
 
 static void refuse(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-/* A returned error would not end an srun with `optional` in plugstack.conf, and Slurm's own end
- * would call us again. */
+/*
+ * A returned error would not end an srun with `optional` in plugstack.conf, and Slurm's own
+ * end would call us again.
+ */
 static void refuse(const char *format, ...)
 {
 	char text[1024];
@@ -45,8 +47,10 @@ static bool is_executable(const char *path)
 	return stat(path, &found) == 0 && S_ISREG(found.st_mode) && access(path, X_OK) == 0;
 }
 
-/* The first executable `flashrec` of PATH. An empty entry would mean whatever folder we are in: it
- * is left out. */
+/*
+ * The first executable `flashrec` of PATH. An empty entry would mean whatever folder we are
+ * in: it is left out.
+ */
 static const char *find_in_path(char found[MAX_PATH])
 {
 	const char *at = getenv("PATH");
@@ -87,7 +91,9 @@ static bool is_ours(const struct flashrec_option *option, int index)
 	return false;
 }
 
-/* What was typed must be where getopt said, or the command line is not the one that srun has read.
+/*
+ * What was typed must be where getopt said, or the command line is not the one that srun has
+ * read.
  */
 static bool is_plausible(const struct flashrec_option *option, const struct flashrec_cmdline *line,
 			 int command)
@@ -113,8 +119,10 @@ static bool has_word(const struct flashrec_cmdline *line, int from, int to, cons
 	return false;
 }
 
-/* `command`: where it begins. The `--` that may stand before it is not passed on, ours takes its
- * place. */
+/*
+ * `command`: where it begins. The `--` that may stand before it is not passed on, ours takes
+ * its place.
+ */
 static char **build_argv(const struct flashrec_option *option, const struct flashrec_cmdline *line,
 			 int command, char *executable)
 {
@@ -140,8 +148,10 @@ static char **build_argv(const struct flashrec_option *option, const struct flas
 	return argv;
 }
 
-/* srun blocks the signals that it means to handle itself before it loads us; they would stay
- * blocked for ever. */
+/*
+ * srun blocks the signals that it means to handle itself before it loads us; they would stay
+ * blocked for ever.
+ */
 static void unblock_signals(void)
 {
 	sigset_t none;
@@ -173,12 +183,10 @@ static bool is_wanted(const struct flashrec_option *option)
 
 int flashrec_handover_post_opt(const struct flashrec_args *args)
 {
-	static int num_components;
 	const struct flashrec_option *option = flashrec_option();
 	struct flashrec_cmdline line;
 	int command = optind;
 
-	num_components++;
 	if (!is_wanted(option))
 		return 0;
 	if (args->wrong)
@@ -187,15 +195,17 @@ int flashrec_handover_post_opt(const struct flashrec_args *args)
 	if (!flashrec_cmdline_read(&line))
 		refuse("srun's command line cannot be read (/proc/self/cmdline): %s",
 		       strerror(errno));
-	if (num_components > 1 || getenv("SLURM_HET_SIZE") ||
-	    (command >= 0 && has_word(&line, command, line.argc, ":")))
+	/* Anywhere: the option may be that of a later component, where getopt counts anew. */
+	if (getenv("SLURM_HET_SIZE") || has_word(&line, 1, line.argc, ":"))
 		refuse("heterogeneous jobs and job steps (\":\" between commands) are not "
 		       "supported; leave the option out");
 	if (!is_plausible(option, &line, command))
 		refuse("srun's command line is not as expected; please report it. Start the job "
 		       "with `flashrec run` instead");
-	/* srun has to say itself that there is no command. The shell that salloc starts is none of
-	 * ours. */
+	/*
+	 * srun has to say itself that there is no command. The shell that salloc starts is
+	 * none of ours.
+	 */
 	if (command < line.argc &&
 	    (option->is_typed || !has_word(&line, 1, command, "--interactive")))
 		become(args, option, &line, command);

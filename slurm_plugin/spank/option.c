@@ -56,9 +56,10 @@ static int on_option(int val, const char *argument, int remote)
 
 spank_err_t flashrec_option_register(spank_t spank)
 {
-	static char name[] = "flashrecovery", arginfo[] = "SPEC";
-	static char usage[] = "survive the loss of processes and nodes; SPEC: off, or "
-			      "spares=N,tier=warm|pool,pool=NAME,max-swaps=N,config=FILE";
+	static char name[] = "flashrecovery", arginfo[] = "[SPEC]";
+	static char usage[] =
+	    "survive lost processes and nodes; SPEC is off, or some of spares=N "
+	    "tier=warm|pool pool=NAME max-swaps=N config=FILE, with commas between";
 	static struct spank_option ours = {
 	    .name = name,
 	    .arginfo = arginfo,

@@ -8,8 +8,10 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* Slurm loads no plugin that was built for another release; another one than the headers' is for
- * the tests. */
+/*
+ * Slurm loads no plugin that was built for another release; another one than the headers' is
+ * for the tests.
+ */
 #ifndef FLASHREC_SLURM_VERSION
 #define FLASHREC_SLURM_VERSION SLURM_VERSION_NUMBER
 #endif
@@ -30,7 +32,9 @@ EXPORTED int slurm_spank_init(spank_t spank, int argc, char **argv)
 	case S_CTX_LOCAL:
 	case S_CTX_ALLOCATOR:
 	case S_CTX_REMOTE:
-		/* Without it the user is told that there is no such option, and all else goes on.
+		/*
+		 * Without it the user is told that there is no such option, and all else goes
+		 * on.
 		 */
 		if (flashrec_option_register(spank) != ESPANK_SUCCESS)
 			slurm_verbose("flashrecovery: --flashrecovery could not be registered");

@@ -47,8 +47,10 @@ static bool all(struct span span, bool (*is_allowed)(char))
 	return true;
 }
 
-/* Says what is wrong with a piece of the text. What cannot be printed in one line of ASCII becomes
- * '?'. */
+/*
+ * Says what is wrong with a piece of the text. What cannot be printed in one line of ASCII
+ * becomes '?'.
+ */
 static bool refuse(char reason[FLASHREC_REASON_MAX], const char *what, struct span span)
 {
 	char shown[MAX_SHOWN + 1];

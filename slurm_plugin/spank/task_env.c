@@ -34,20 +34,32 @@ static void restore(spank_t spank, const char *kept, const char *name)
 		spank_setenv(spank, name, value, 0);
 }
 
-int flashrec_task_env_user_init(spank_t spank)
+static bool is_batch_script(spank_t spank)
 {
 	uint32_t step;
+
+	return spank_get_item(spank, S_JOB_STEPID, &step) == ESPANK_SUCCESS &&
+	       step == SLURM_BATCH_SCRIPT;
+}
+
+static bool is_ours(spank_t spank)
+{
 	char **argv;
 	int argc, end;
 
-	if (spank_get_item(spank, S_JOB_STEPID, &step) == ESPANK_SUCCESS &&
-	    step == SLURM_BATCH_SCRIPT) {
-		restore(spank, "SLURM_SPANK_" FLASHREC_ENV_PLUGIN, FLASHREC_ENV_PLUGIN);
-		restore(spank, "SLURM_SPANK_" FLASHREC_ENV_SPEC, FLASHREC_ENV_SPEC);
-		restore(spank, "SLURM_SPANK_" FLASHREC_ENV_SUBMIT_LINE, FLASHREC_ENV_SUBMIT_LINE);
-	} else if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS &&
-		   flashrec_is_launcher(argc, argv, &end)) {
-		spank_setenv(spank, FLASHREC_ENV_HANDED_OVER, "1", 1);
+	return spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS &&
+	       flashrec_is_launcher(argc, argv, &end);
+}
+
+int flashrec_task_env_user_init(spank_t spank)
+{
+	if (flashrec_option()->is_given && is_batch_script(spank)) {
+		restore(spank, FLASHREC_KEPT FLASHREC_ENV_PLUGIN, FLASHREC_ENV_PLUGIN);
+		restore(spank, FLASHREC_KEPT FLASHREC_ENV_SPEC, FLASHREC_ENV_SPEC);
+		restore(spank, FLASHREC_KEPT FLASHREC_ENV_SUBMIT_LINE, FLASHREC_ENV_SUBMIT_LINE);
+		restore(spank, FLASHREC_KEPT FLASHREC_ENV_NO_KILL, FLASHREC_ENV_NO_KILL);
 	}
+	if (is_ours(spank))
+		spank_setenv(spank, FLASHREC_ENV_HANDED_OVER, "1", 1);
 	return 0;
 }

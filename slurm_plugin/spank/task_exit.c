@@ -20,7 +20,7 @@
 
 #include "flashrec.h"
 
-enum { MAX_DATAGRAM = 128 };
+enum { MAX_DATAGRAM = 128, MAX_PATH = sizeof(((struct sockaddr_un *)NULL)->sun_path) };
 
 /* The agent's socket from the command line of the job step; NULL: not one of ours. */
 static const char *find_socket(spank_t spank)
@@ -35,6 +35,35 @@ static const char *find_socket(spank_t spank)
 		if (strcmp(argv[i], "--exit-socket") == 0)
 			return argv[i + 1];
 	return NULL;
+}
+
+/*
+ * The path on this node: one command line serves all nodes of a step, so "%N" in the file name is
+ * the NodeName. False if it does not fit into a socket address or the NodeName cannot be had.
+ */
+static bool expand(spank_t spank, const char *pattern, char path[MAX_PATH])
+{
+	const char *at = pattern, *name = strrchr(pattern, '/');
+	char node[MAX_PATH] = "";
+	size_t used = 0;
+
+	while (*at && used < MAX_PATH) {
+		bool is_node = name && at > name && at[0] == '%' && at[1] == 'N';
+		const char *piece = is_node ? node : at;
+		size_t length;
+
+		if (is_node && !node[0] &&
+		    spank_getenv(spank, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS)
+			return false;
+		length = is_node ? strlen(node) : 1;
+		if (used + length >= MAX_PATH)
+			return false;
+		memcpy(path + used, piece, length);
+		used += length;
+		at += is_node ? 2 : 1;
+	}
+	path[used] = '\0';
+	return path[0] == '/';
 }
 
 static int describe(spank_t spank, char text[MAX_DATAGRAM])
@@ -56,13 +85,9 @@ static int describe(spank_t spank, char text[MAX_DATAGRAM])
 /* A handle on the user's socket with nothing but its name in it, or -1. */
 static int look_up(const char *path, uid_t user)
 {
-	struct sockaddr_un address;
 	struct stat found;
-	int fd;
+	int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 
-	if (path[0] != '/' || strnlen(path, sizeof(address.sun_path)) >= sizeof(address.sun_path))
-		return -1;
-	fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	if (fd >= 0 &&
 	    (fstat(fd, &found) != 0 || !S_ISSOCK(found.st_mode) || found.st_uid != user)) {
 		close(fd);
@@ -84,8 +109,10 @@ static void send_to(int target, const char *text, size_t length)
 	close(fd);
 }
 
-/* The calling thread's rights over files alone are those of `user` while `path` is looked up and
- * used. */
+/*
+ * The calling thread's rights over files alone are those of `user` while `path` is looked up
+ * and used.
+ */
 static void send_as(uid_t user, const char *path, const char *text, size_t length)
 {
 	int before = setfsuid(user);
@@ -102,10 +129,12 @@ int flashrec_task_exit(spank_t spank)
 {
 	int saved = errno;
 	char text[MAX_DATAGRAM];
-	const char *path = find_socket(spank);
+	char path[MAX_PATH];
+	const char *pattern = find_socket(spank);
 	uid_t user;
 
-	if (path && spank_get_item(spank, S_JOB_UID, &user) == ESPANK_SUCCESS) {
+	if (pattern && expand(spank, pattern, path) &&
+	    spank_get_item(spank, S_JOB_UID, &user) == ESPANK_SUCCESS) {
 		int length = describe(spank, text);
 
 		if (length > 0 && length < MAX_DATAGRAM)

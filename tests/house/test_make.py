@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ["slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "setpriv", "shellcheck", "clang-format", "gcc"]
+PROGRAMS = [
+    "slurmctld",
+    "slurmd",
+    "srun",
+    "munged",
+    "ip",
+    "nsenter",
+    "setpriv",
+    "shellcheck",
+    "clang-format",
+    "lua5.1",
+    "gcc",
+]
 HEADERS = ["stdio.h", "slurm/spank.h"]
 SYSTEM = ["sh", "bash", "dirname", "env", "id"]
 
