@@ -33,6 +33,10 @@ class SlurmClient:
             raise SlurmError(f"squeue says of job {job_id}: {err}") from err
         return JobPlace(job_id, state, names, "" if batch_host in ("n/a", "(null)") else batch_host)
 
+    async def time_left(self, job_id: int) -> str:
+        """How long the job may still run, as salloc's --time takes it ('1-02:03:04', '9:59', 'UNLIMITED')."""
+        return (await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%L")).strip()
+
     async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
         """State words of each node, upper case, without Slurm's suffix marks ('*' becomes NOT_RESPONDING)."""
         text = await self._commands.call("sinfo", *_EACH_NODE, "--nodes", ",".join(nodes), "--format", "%N|%T")

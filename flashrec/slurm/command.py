@@ -27,6 +27,7 @@ _OUTAGES = (
     "communication connection failure",
     "slurm_persist_conn",
     "transport endpoint is not connected",
+    "unexpected message received",  # scontrol about jobs and new reservations, with no controller there
 )
 
 Wrap = Callable[[Sequence[str]], list[str]]
@@ -110,6 +111,6 @@ def is_settling(said: str) -> bool:
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what would change the output of Slurm's commands."""
+    """The caller's environment without what would change the output of Slurm's commands; times are in UTC."""
     formats = ("SQUEUE_", "SINFO_", "SCONTROL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
-    return {**{k: v for k, v in environ.items() if not k.startswith(formats)}, "LC_ALL": "C"}
+    return {**{k: v for k, v in environ.items() if not k.startswith(formats)}, "LC_ALL": "C", "TZ": "UTC0"}

@@ -172,7 +172,8 @@ class Scheduler(Protocol):
         """Take no new jobs there. Overwrites the reason of a node that is drained already: look first."""
 
     async def undrain(self, node: str) -> None:
-        """Take jobs there again. No error if the node is fine already."""
+        """Take jobs there again; Slurm does so once the node has answered a ping. Nothing happens to a node that is
+        not drained, and one that is DOWN as well stays so."""
 
     async def create_reservation(
         self,
