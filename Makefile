@@ -18,8 +18,8 @@ PYTEST ?=
 
 # Network namespaces and the Slurm daemons of the dev cluster need root.
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo env "PATH=$$PATH" PYTHONDONTWRITEBYTECODE=1)
-PYTHON_FILES = $(wildcard flashrec tests examples benchmarks)
-SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
+PYTHON_FILES = $(wildcard flashrec tests examples benchmarks slurm_plugin/health/checks)
+SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch slurm_plugin/health/flashrec-node-health) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
 C_FILES = $(wildcard slurm_plugin/*.[ch] slurm_plugin/*/*.[ch])
 
 help:
