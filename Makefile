@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast demo clean
+.PHONY: help venv install-system lint format test test-fast test-packages demo clean
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -19,7 +19,7 @@ PYTEST ?=
 # Network namespaces and the Slurm daemons of the dev cluster need root.
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo env "PATH=$$PATH" PYTHONDONTWRITEBYTECODE=1)
 PYTHON_FILES = $(wildcard flashrec tests examples benchmarks slurm_plugin/health/checks)
-SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch slurm_plugin/health/flashrec-node-health) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
+SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch slurm_plugin/health/flashrec-node-health slurm_plugin/packaging/build-*) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
 C_FILES = $(wildcard slurm_plugin/*.[ch] slurm_plugin/*/*.[ch])
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "  make demo         see it: a Slurm cluster on this machine, a job, a power cut, the same numbers as without"
 	@echo "  make demo NODE=2  the same, cutting the power of another node, 1 to 4 (1: the node of rank 0)"
 	@echo "  make test         every test; needs root or sudo for the dev cluster"
+	@echo "  make test-packages    the deb and rpm of the Slurm plugins, built and looked into; needs rpmbuild"
 	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
 	@echo "  make lint         what continuous integration checks before the tests"
 	@echo "  make format       let ruff and clang-format rewrite our files"
@@ -65,6 +66,10 @@ format: install-system venv
 
 test: install-system venv
 	$(SUDO) $(VENV)/bin/python -m pytest $(PYTEST)
+
+test-packages: install-system venv
+	@command -v rpmbuild >/dev/null || { echo "rpmbuild is missing (Debian: apt-get install rpm)" >&2; exit 1; }
+	$(VENV)/bin/python -m pytest tests/packaging/test_deb.py tests/packaging/rpm_package.py $(PYTEST)
 
 test-fast: venv
 	$(VENV)/bin/python -m pytest -m "not devcluster and not torch" $(PYTEST)

@@ -20,6 +20,7 @@ PROGRAMS = [
     "clang-format",
     "lua5.1",
     "gcc",
+    "dpkg-buildpackage",
 ]
 HEADERS = ["stdio.h", "slurm/spank.h"]
 SYSTEM = ["sh", "bash", "dirname", "env", "id"]
