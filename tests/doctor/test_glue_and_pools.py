@@ -92,6 +92,15 @@ def test_epilog(conf: Path, epilog: str, status: Status) -> None:
     assert look(conf, Epilog=epilog.format(conf=conf))["hooks.epilog"].status is status
 
 
+@pytest.mark.parametrize("argument", ["drain=user", "extend=10", "delay=5"])
+def test_prolog_matters_where_an_argument_needs_it(conf: Path, argument: str) -> None:
+    assert "hooks.prolog" not in look(conf, arguments=("drain=admin",))
+    found = look(conf, arguments=(argument,), Prolog="(null)")["hooks.prolog"]
+    assert found.status is Status.WARN and argument in found.what
+    prolog = "/usr/libexec/flashrec/flashrec-prolog"
+    assert look(conf, arguments=(argument,), Prolog=prolog)["hooks.prolog"].status is Status.OK
+
+
 def test_glue_that_could_not_be_asked_for_is_unknown() -> None:
     assert [found.status for found in check_glue(NOTHING, None, True)] == [Status.UNKNOWN]
 

@@ -10,6 +10,7 @@ from flashrec.admin.doctor.finding import Finding, fail, ok, unknown, warn
 from flashrec.admin.doctor.plugstack import PluginLine
 
 INSTALL = "docs/admin/install.md"
+OURS_IN_HOOKS = "flashrec-"
 _MAX_FILE_BYTES = 1024 * 1024
 
 
@@ -19,7 +20,7 @@ def check_glue(facts: Facts, line: PluginLine | None, has_pool: bool) -> list[Fi
         return [unknown("lua.cli_filter", facts.config.why)]
     found = [cli_filter(facts.config, line is not None and line.argument("no_kill") == "cli_filter")]
     if has_pool:
-        found += [job_submit(facts.config), epilog(facts.config)]
+        found += [job_submit(facts.config), *hooks(facts.config, line)]
     return found
 
 
@@ -62,19 +63,35 @@ def job_submit(config: Mapping[str, str]) -> Finding:
     return finding if finding is not None else ok(name, "job_submit.lua calls ours")
 
 
-def epilog(config: Mapping[str, str]) -> Finding:
-    name, given = "hooks.epilog", config.get("Epilog", "")
+def hooks(config: Mapping[str, str], line: PluginLine | None) -> list[Finding]:
+    """The epilog gives spares back, and drains what a job found bad; the prolog writes down what both need."""
+    found = [
+        _hook(
+            config,
+            "Epilog",
+            "a spare from the pool is given back only by the manager and the next pool sync, and a node that a job "
+            "found bad is not drained",
+        )
+    ]
+    asked = [word for word in (line.arguments if line else ()) if word.startswith(("drain=user", "extend=", "delay="))]
+    if asked:
+        found.append(_hook(config, "Prolog", f"{' '.join(asked)} in plugstack.conf has no effect"))
+    return found
+
+
+def _hook(config: Mapping[str, str], key: str, lost: str) -> Finding:
+    """Every path that Prolog= or Epilog= names may be a script of the site's that calls ours."""
+    name, given = f"hooks.{key.lower()}", config.get(key, "")
     programs = [word for word in given.replace(",", " ").split() if word not in ("(null)", "none")]
-    ours = [word for word in programs if "flashrec" in word or _mentions(Path(word), "flashrec")]
+    ours = [word for word in programs if OURS_IN_HOOKS in word or _mentions(Path(word), OURS_IN_HOOKS)]
     if ours:
         return ok(name, ours[0])
     if any(not Path(word).exists() for word in programs):
-        return unknown(name, f"Epilog={given} is not on this node, so what it calls is not known", "run this on a node")
+        return unknown(
+            name, f"{key}={given} is not on this machine, so what it calls is not known", "run this on a node"
+        )
     return warn(
-        name,
-        "Epilog does not call ours: a spare from the pool is given back only by the manager and the next pool sync, "
-        "and a node that a job found bad is not drained",
-        f"add flashrec's epilog: {INSTALL}",
+        name, f"{key} does not call flashrec's: {lost}", f"add /usr/libexec/flashrec/flashrec-{key.lower()}: {INSTALL}"
     )
 
 
