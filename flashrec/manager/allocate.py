@@ -2,7 +2,8 @@
 
 salloc is executed in our place, with the options that concern the allocation and with room for the spares; its command
 is `flashrec run` again, with everything else. So salloc shows how the job waits, its exit code is ours, and what ends
-salloc ends the job. The manager then runs where the user typed the command and survives the loss of any node.
+salloc or the allocation ends the job (--kill-command: else salloc would wait for us). The manager then runs where the
+user typed the command and survives the loss of any node.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def salloc_argv(asked: SrunOptions, config: Config, ours: Sequence[str], command
     nodes, per_node, spares = _active_nodes(asked), _ranks_per_node(asked), default_spares(config)
     name = [] if any(word.startswith("--job-name=") for word in asked.allocation) else [f"--job-name={_name(command)}"]
     return [
-        "salloc", "--no-kill", f"--nodes={_range(nodes, spares)}", f"--ntasks-per-node={per_node}", *name,
-        *asked.allocation, sys.executable, "-m", "flashrec.cli.main", "run", *ours, f"--spares={spares}",
-        f"--nodes={_range(nodes, 0)}", f"--ntasks-per-node={per_node}", *asked.steps, *_output(asked), "--", *command,
+        "salloc", "--no-kill", "--kill-command=TERM", f"--nodes={_range(nodes, spares)}",
+        f"--ntasks-per-node={per_node}", *name, *asked.allocation,
+        sys.executable, "-m", "flashrec.cli.main", "run", *ours, f"--spares={spares}", f"--nodes={_range(nodes, 0)}",
+        f"--ntasks-per-node={per_node}", *asked.steps, *_output(asked), "--", *command,
     ]  # fmt: skip
 
 

@@ -42,6 +42,7 @@ def test_the_shape(typed: str, config: Config, allocated: str, active: str, per_
     assert outer == [
         "salloc",
         "--no-kill",
+        "--kill-command=TERM",
         f"--nodes={allocated}",
         f"--ntasks-per-node={per_node}",
         "--job-name=python",
@@ -52,7 +53,7 @@ def test_the_shape(typed: str, config: Config, allocated: str, active: str, per_
 def test_each_option_goes_where_it_belongs() -> None:
     typed = "-N2 -J mine -p gpu -t 60 -A team --gres=gpu:8 -c 12 --export=NONE -o out -l --site-thing=1 -w n[1-9] -K"
     outer, inner = made(typed, Config(spares=1), ("--set", "output.follow=none", "--job-dir=x"))
-    assert outer[4:] == [
+    assert outer[5:] == [
         "--job-name=mine", "--partition=gpu", "--time=60", "--account=team", "--gres=gpu:8", "--cpus-per-task=12",
         "--nodelist=n[1-9]",
     ]  # fmt: skip
