@@ -1,14 +1,14 @@
-"""The Scheduler over the site's own commands, on every release: JSON where there is some, found out by asking for it.
+"""The Scheduler over the site's own commands, on every release.
 
-Until 23.11 scontrol has no --json. There squeue and sinfo have, with every job and node in each answer, whatever was
-asked for; so what comes back is always filtered here, and the manager, which polls, uses `client`. An answer counts
-only if exit code, JSON and what is in it agree: `scontrol show node nope --json` ends with 0. And `scontrol show job`
-and `show step` are never asked for JSON: without a controller they end with 0 and print an empty list.
+User text comes from JSON only. squeue prints it on every release, for nodes sinfo does on 22.05 and scontrol from 23.11
+on, which is found out by asking. 22.05 prints every job and node, whatever was asked for, so what comes back is always
+filtered here, and the manager, which polls, uses `client`. An answer counts only if exit code, JSON and what is in it
+agree. What was seen to lie, and is not used: `scontrol show job --json` and `show step --json` end with 0 and an empty
+list when there is no controller; `scontrol show reservation --json` of 24.11 leaves out the flag REPLACE_DOWN.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 
 from flashrec.slurm import plaintext, records, words
@@ -63,10 +63,7 @@ class CliScheduler:
         asked = None if names is None else [words.node_name(name) for name in names]
         if asked == []:
             return {}
-        found = await self._scontrol_json("nodes", "nodes", *([] if asked is None else [compress(asked)]))
-        if found is None:
-            command = ("sinfo", "--all", "--json")
-            found = records.entries(await self._commands.call(*command), "nodes", " ".join(command))
+        found = await self._nodes_json(*([] if asked is None else [compress(asked)]))
         known = {node.name: node for node in map(records.node_info, found)}
         missing = sorted(set(asked or ()) - set(known))
         if missing:
@@ -77,14 +74,8 @@ class CliScheduler:
         return next((found for found in await self.reservations() if found.name == name), None)
 
     async def reservations(self) -> tuple[ReservationInfo, ...]:
-        found = await self._scontrol_json("reservations", "reservation")
-        if found is None:
-            every = plaintext.reservations_of(
-                await self._commands.call("scontrol", "--all", "--oneliner", "show", "reservation")
-            )
-        else:
-            now = time.time()
-            every = tuple(records.reservation_info(raw, now) for raw in found)
+        argv = ("scontrol", "--all", "--oneliner", "show", "reservation")
+        every = plaintext.reservations_of(await self._commands.call(*argv))
         return tuple(sorted(every, key=lambda reservation: reservation.name))
 
     async def config(self) -> Mapping[str, str]:
@@ -164,19 +155,19 @@ class CliScheduler:
         argv = ("squeue", "--all", "--json", "--states=all", *options)
         return records.entries(await self._commands.call(*argv), "jobs", " ".join(argv))
 
-    async def _scontrol_json(self, key: str, *asked: str) -> list[records.Raw] | None:
-        """What `scontrol show` says; None if this scontrol cannot print JSON."""
-        if self._has_scontrol_json is False:
-            return None
-        argv = ("scontrol", "--all", "--json", "show", *asked)
-        answer = await self._commands.run(*argv)
-        if answer.exit_code != 0:
-            if _NO_OPTION in answer.said and not self._has_scontrol_json:
-                self._has_scontrol_json = False
-                return None
-            raise SlurmError(f"{' '.join(argv)}: {answer.said or 'failed'}")
-        self._has_scontrol_json = True
-        return records.entries(answer.out, key, " ".join(argv))
+    async def _nodes_json(self, *asked: str) -> list[records.Raw]:
+        """scontrol's records of the nodes asked for; sinfo's of all of them if this scontrol cannot print JSON."""
+        if self._has_scontrol_json is not False:
+            argv = ("scontrol", "--all", "--json", "show", "nodes", *asked)
+            answer = await self._commands.run(*argv)
+            if answer.exit_code == 0:
+                self._has_scontrol_json = True
+                return records.entries(answer.out, "nodes", " ".join(argv))
+            if self._has_scontrol_json or _NO_OPTION not in answer.said:
+                raise SlurmError(f"{' '.join(argv)}: {answer.said or 'failed'}")
+            self._has_scontrol_json = False
+        argv = ("sinfo", "--all", "--json")
+        return records.entries(await self._commands.call(*argv), "nodes", " ".join(argv))
 
 
 def _reservation_words(

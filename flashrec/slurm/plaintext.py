@@ -1,4 +1,4 @@
-"""What we take from Slurm as text: job steps and the configuration, and reservations without `scontrol --json`.
+"""What we take from Slurm as text: job steps, reservations and the configuration.
 
 Nothing here was typed by a user: reservations and the configuration are an operator's, and of job steps only columns
 without names are asked for. Each line is taken apart strictly; what is not as expected is an error. Pure.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashrec.slurm.hostlist import expand
-from flashrec.slurm.scheduler import JobInfo, NodeInfo, ReservationInfo, SlurmError, SlurmUnavailable
+from flashrec.slurm.scheduler import JobInfo, NodeInfo, SlurmError, SlurmUnavailable
 
 Raw = Mapping[str, Any]
 _NO_TASK = 0xFFFFFFFE  # NO_VAL of slurm.h
@@ -120,25 +120,7 @@ def node_info(raw: Raw) -> NodeInfo:
             num_cpus_allocated=_whole(raw["alloc_cpus"]),
             memory_mb=_whole(raw["real_memory"]),
             boot_time=moment(raw["boot_time"]),
-        )
-
-
-def reservation_info(raw: Raw, now: float) -> ReservationInfo:
-    """A reservation of `scontrol show reservation --json`, which does not say whether it is active."""
-    with _Reading("reservation", raw.get("name")):
-        start, end = moment(raw["start_time"]), moment(raw["end_time"])
-        return ReservationInfo(
-            name=_text(raw["name"]),
-            nodes=expand(_text(raw["node_list"])),
-            node_count=_whole(raw["node_count"]),
-            users=lst(raw["users"]),
-            accounts=lst(raw["accounts"]),
-            flags=frozenset(word.upper() for word in lst(raw["flags"])),
-            features=_text(raw["features"]),
-            partition=_text(raw["partition"]),
-            start_time=start,
-            end_time=end,
-            is_active=start is not None and start <= now and (end is None or now <= end),
+            reason_time=moment(raw["reason_changed_at"]),
         )
 
 

@@ -173,7 +173,7 @@ class Scheduler(Protocol):
 
     async def undrain(self, node: str) -> None:
         """Take jobs there again; Slurm does so once the node has answered a ping. Nothing happens to a node that is
-        not drained, and one that is DOWN as well stays so."""
+        not drained, and one that is DOWN as well stays so. 24.11 keeps the reason."""
 
     async def create_reservation(
         self,
