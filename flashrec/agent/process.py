@@ -21,6 +21,11 @@ class WatchedProcess:
             raise OSError(errno.EINVAL, f"not a process that can be watched: {pid}")
         self.pid = pid
         self._fd = os.pidfd_open(pid)
+        try:
+            self.leads_session = os.getsid(pid) == pid  # else its group is that of all tasks of the job step
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def fileno(self) -> int:
         return self._fd

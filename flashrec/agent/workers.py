@@ -28,8 +28,8 @@ Worker = Channel[m.ToAgentFromWorker]
 class Life:
     """One worker process from its launcher's question to its end."""
 
-    def __init__(self, assignment: Assignment, process: WatchedProcess) -> None:
-        self.assignment, self.process = assignment, process
+    def __init__(self, launch: int, assignment: Assignment, process: WatchedProcess) -> None:
+        self.launch, self.assignment, self.process = launch, assignment, process
         self.channel: Worker | None = None
         self.spoken_out = asyncio.Event()
         self.joined = False
@@ -55,6 +55,7 @@ class Workers:
         self._expectation_changed = asyncio.Event()
         self._lives: dict[tuple[int, int], Life] = {}
         self._keys: list[m.KeysPushed] = []
+        self._orphaned: list[Life] = []  # whose group is still to be killed
         self._closed = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,8 +104,9 @@ class Workers:
             channel.send(m.TaskRefused(f"the agent cannot watch process {channel.peer_pid}: {err.strerror}"))
             await channel.drain_and_close()
             return
-        life = Life(assignment, process)
+        life = Life(question.launch, assignment, process)
         self._lives[assignment.rank, assignment.incarnation] = life
+        self._kill_groups()
         asyncio.get_running_loop().add_reader(life.process.fileno(), self._ended, life)
         name = f"rank-{assignment.rank}.{assignment.incarnation}.log"
         output = str(Path(self._welcome.output_dir) / name)
@@ -171,10 +173,20 @@ class Workers:
 
     def _ended(self, life: Life) -> None:
         asyncio.get_running_loop().remove_reader(life.process.fileno())
-        life.process.kill_group()
+        self._orphaned.append(life)
+        self._kill_groups()
         task = asyncio.create_task(self._bury(life))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _kill_groups(self) -> None:
+        """What a worker leaves behind ends with it. But the first task of a job step is still in Slurm's group, where
+        its neighbours are too until they ask who they are: so these must have started before."""
+        awaited = {launch for launch, _ in self._expected}
+        ready = [life for life in self._orphaned if life.process.leads_session or life.launch not in awaited]
+        self._orphaned = [life for life in self._orphaned if life not in ready]
+        for life in ready:
+            life.process.kill_group()
 
     async def _bury(self, life: Life) -> None:
         """Hear the last words first: the process is gone, but what it sent may still be in the socket."""
@@ -206,6 +218,7 @@ class Workers:
     def kill(self, rank: int, incarnation: int, reason: str) -> None:
         """SIGKILL one worker; its end is then reported like any other."""
         self._expected = {k: a for k, a in self._expected.items() if (a.rank, a.incarnation) != (rank, incarnation)}
+        self._kill_groups()
         life = self._lives.get((rank, incarnation))
         if life is not None and not life.kill_reason:
             life.kill_reason = reason
@@ -215,6 +228,8 @@ class Workers:
         """This life of the agent is over: kill every worker, admit nobody any more."""
         self._closed = reason
         self._expectation_changed.set()
+        self._expected = {}
+        self._kill_groups()
         for rank, incarnation in list(self._lives):
             self.kill(rank, incarnation, reason)
 

@@ -61,13 +61,15 @@ class Node:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.workers = Workers(welcome, "10.0.0.1", self.socket, self.relayed.append)
 
-    def launch(self, launch: int, local_id: int, command: tuple[str, ...] = SLEEP) -> subprocess.Popen[bytes]:
-        """What srun does for one task."""
+    def launch(
+        self, launch: int, local_id: int, command: tuple[str, ...] = SLEEP, group: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """What srun does for one task. group: as Popen's process_group."""
         argv = [sys.executable, "-m", "flashrec.agent.launch", "--key", "key", "--secret", str(self.folder / "secret"),
                 "--launch", str(launch), "--", *command]  # fmt: skip
         environ = os.environ | {"FLASHREC_NODE": "n1", "SLURM_LOCALID": str(local_id)}
         with (self.folder / f"launcher-{len(self.processes)}").open("wb") as log:
-            self.processes.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log))
+            self.processes.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log, process_group=group))
         return self.processes[-1]
 
     def said(self, index: int = 0) -> str:

@@ -51,6 +51,29 @@ def test_a_task_becomes_the_command_with_its_rank_whoever_is_faster(first: str) 
     play(scene)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_first_task_of_a_step_does_not_take_its_neighbours_with_it(comes: bool) -> None:
+    """Slurm puts all tasks of a node into the group of the first; the others leave it before they ask who they are."""
+
+    async def scene() -> None:
+        async with node() as it:
+            it.workers.expect(m.ExpectTasks(1, (task(0), task(1))))
+            first = it.launch(1, 0, ("sh", "-c", f"until test -e {it.folder}/go; do sleep 0.01; done"), group=0)
+            await until(lambda: it.of(e.WorkerStarted))
+            neighbour = subprocess.Popen(["sleep", "60"], process_group=first.pid)
+            it.processes.append(neighbour)
+            (it.folder / "go").write_text("go\n")
+            await until(lambda: it.of(e.WorkerExited))
+            assert is_running(neighbour.pid), "it may be the second task"
+            if comes:
+                it.launch(1, 1)
+            else:
+                it.workers.kill(1, 1, "not wanted any more")
+            await until(lambda: not is_running(neighbour.pid))
+
+    play(scene)
+
+
 def test_a_launch_that_nobody_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXPECT_TIMEOUT_S", 0.05)
 
