@@ -158,6 +158,14 @@ def test_the_table_knows_every_option_of_the_installed_srun(tmp_path: Path) -> N
             assert _LONG[name].value, name
 
 
+def test_the_page_says_of_every_option_whom_it_concerns() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/reference/srun-options.md").read_text()
+    rows = [set(re.findall(r"`--([a-z0-9-]+)", row)) for row in page.splitlines() if row.startswith("|")]
+    rows = [row for row in rows if row]
+    uses = ("allocation", "both", "first", "place", "step", "count", "output", "dropped", "refused")
+    assert rows == [{name for name, option in _LONG.items() if option.use == use} for use in uses]
+
+
 def test_typed_words_are_kept_together() -> None:
     assert [option.words for option in split(["-N", "4", "--foo", "bar", "-l"])] == [
         ("--nodes=4",), ("--foo", "bar"), ("--label",),
