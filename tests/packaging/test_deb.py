@@ -83,30 +83,65 @@ def test_configuration_of_the_administrator_is_kept_by_dpkg(unpacked: Path) -> N
     assert "/etc/slurm/plugstack.conf.d/flashrecovery.conf" in kept
 
 
-def test_nothing_runs_when_it_is_installed(unpacked: Path) -> None:
-    assert {path.name for path in (unpacked / "DEBIAN").iterdir()} == {"control", "conffiles", "md5sums"}
+def test_nothing_is_started_when_it_is_installed(unpacked: Path) -> None:
+    """The two scripts only put a configuration file aside and back."""
+    assert {path.name for path in (unpacked / "DEBIAN").iterdir()} == {
+        "control", "conffiles", "md5sums", "preinst", "postrm",
+    }  # fmt: skip
 
 
-def test_it_installs_and_goes_without_a_trace(deb: Path, tmp_path: Path) -> None:
-    """Into a root of its own, in which dpkg knows of no Slurm: hence the one forced dependency."""
-    root = tmp_path / "root"
-    (root / "var/lib/dpkg").mkdir(parents=True)
-    (root / "var/lib/dpkg/status").touch()
-    dpkg = (
-        "dpkg",
-        f"--root={root}",
-        "--force-depends",
-        "--force-script-chrootless",
-        "--force-not-root",
-        "--log=/dev/null",
-    )
-    output(*dpkg, "--install", deb)
-    assert "install ok installed" in output(
-        "dpkg-query", f"--admindir={root}/var/lib/dpkg", "-s", "slurm-flashrecovery"
-    )
-    assert list(root.rglob("flashrecovery.so"))
-    output(*dpkg, "--purge", "slurm-flashrecovery")
-    assert [path for path in root.rglob("*") if path.is_file() and "dpkg" not in path.parts] == []
+class Root:
+    """A root of its own, in which dpkg knows of no Slurm: hence the one forced dependency."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "var/lib/dpkg").mkdir(parents=True)
+        (path / "var/lib/dpkg/status").touch()
+        self.conf = path / "etc/slurm/plugstack.conf.d/flashrecovery.conf"
+
+    def dpkg(self, *arguments: str | Path) -> None:
+        forced = ("--force-depends", "--force-script-chrootless", "--force-not-root", "--force-confold")
+        output("dpkg", f"--root={self.path}", *forced, "--log=/dev/null", *arguments)
+
+    def files(self) -> list[str]:
+        return sorted(path for path in files_below(self.path) if "/dpkg/" not in path)
+
+    def configured(self) -> list[Path]:
+        """What plugstack.conf would include."""
+        return list(self.conf.parent.glob("*.conf"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "root")
+
+
+def test_it_installs_and_is_purged_without_a_trace(deb: Path, root: Root) -> None:
+    root.dpkg("--install", deb)
+    assert list(root.path.rglob("flashrecovery.so")) and root.configured() == [root.conf]
+    root.dpkg("--purge", "slurm-flashrecovery")
+    assert root.files() == []
+
+
+def test_removed_package_leaves_no_line_that_names_a_missing_plugin(deb: Path, root: Root) -> None:
+    root.dpkg("--install", deb)
+    root.conf.write_text("optional flashrecovery.so pool=mine\n")
+    root.dpkg("--remove", "slurm-flashrecovery")
+    assert not list(root.path.rglob("flashrecovery.so"))
+    assert root.configured() == [], "every srun would complain"
+    root.dpkg("--install", deb)
+    assert root.conf.read_text() == "optional flashrecovery.so pool=mine\n", "the administrator's words are back"
+    root.dpkg("--remove", "slurm-flashrecovery")
+    root.dpkg("--purge", "slurm-flashrecovery")
+    assert root.files() == []
+
+
+def test_upgrade_keeps_the_administrators_line_in_place(deb: Path, root: Root) -> None:
+    root.dpkg("--install", deb)
+    root.conf.write_text("optional flashrecovery.so pool=mine\n")
+    root.dpkg("--install", deb)
+    assert root.configured() == [root.conf]
+    assert "pool=mine" in root.conf.read_text()
 
 
 def test_sources_are_left_as_they_were() -> None:
