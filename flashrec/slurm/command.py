@@ -27,6 +27,7 @@ _OUTAGES = (
     "communication connection failure",
     "slurm_persist_conn",
     "transport endpoint is not connected",
+    "could not establish a configuration source",  # no slurm.conf, and nobody who would send one
     "unexpected message received",  # scontrol about jobs and new reservations, with no controller there
 )
 

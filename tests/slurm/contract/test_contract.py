@@ -223,6 +223,7 @@ def test_drain_and_undrain(ask: Ask, scheduler: Scheduler, job: Any) -> None:
     assert not node().is_usable
     assert "DRAIN" in node().states
     assert (node().reason, node().reason_by) == (reason + " JobId=666", "root")
+    assert abs((node().reason_time or 0) - time.time()) < 60
     ask(scheduler.undrain("n2"))
     assert "DRAIN" not in node().states
     await_usable(ask, scheduler, "n2")
