@@ -23,7 +23,8 @@ CAPTURED = [  # stderr of Slurm 22.05 with slurmctld stopped: srun, srun in an a
     CONTROLLER_GONE + "\n",
     "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n",
     "job script retrieval failed: Unable to contact slurm controller (connect failure)\n",
-    "scontrol: error: fetch_config: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n",
+    "scontrol: error: fetch_config: DNS SRV lookup failed\n"
+    "scontrol: fatal: Could not establish a configuration source\n",
 ]
 NO_OUTAGE = [
     "",
