@@ -12,6 +12,8 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 _HOSTLIST = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 
+_SUFFIX = re.compile(r"\][^,\[\]]+(?:,|$)")  # text after brackets, as in n[1-3].dc1, is refused until 23.11
+
 
 def expand(hostlist: str) -> tuple[str, ...]:
     """'n[1-3,7]' → ('n1', 'n2', 'n3', 'n7'). Raises ValueError for what is not a host list."""
@@ -26,5 +28,7 @@ def expand(hostlist: str) -> tuple[str, ...]:
 
 
 def compress(nodes: Iterable[str]) -> str:
-    """The shortest host list of these nodes; '' for none."""
-    return str(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
+    """A short host list of these nodes that every Slurm can read; '' for none."""
+    names = NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP)
+    short = str(names)
+    return ",".join(names) if _SUFFIX.search(short) else short

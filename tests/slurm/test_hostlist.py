@@ -53,6 +53,12 @@ def test_what_is_no_host_list_is_refused(text: str) -> None:
         expand(text)
 
 
+def test_lists_that_old_releases_cannot_read_are_not_written() -> None:
+    assert compress(["tux1.dc1", "tux2.dc1", "n1", "n2"]).split(",").count("tux2.dc1") == 1
+    assert compress(["n1", "n2", "n3"]) == "n[1-3]"
+    assert compress(["x1y3", "x1y4", "x2y3", "x2y4"]) == "x[1-2]y[3-4]"
+
+
 @given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 120)).map(lambda x: f"{x[0]}{x[1]:03}"), min_size=1))
 def test_compress_and_expand_are_inverse(names: set[str]) -> None:
     assert set(expand(compress(sorted(names)))) == names

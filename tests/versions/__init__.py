@@ -1,0 +1,1 @@
+"""Our tests on other Slurm releases than this machine's: `make test-slurm SLURM=24.11`."""
