@@ -58,6 +58,8 @@ def headline(status: dict[str, Any], age_s: float) -> str:
         f"generation {status.get('generation', 'unknown')}",
         f"step {'unknown' if step is None else step}",
     ]
+    if status.get("pool"):
+        parts.append(f"pool: {status['pool']}")
     if status.get("phase") == "STOPPED":
         parts.append(f"exit code {status.get('exit_code')}: {status.get('stop_reason', '')}")
     elif age_s >= STALE_AFTER_S:

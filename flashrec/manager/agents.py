@@ -32,6 +32,8 @@ class Job(Protocol):
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None: ...
 
+    def agent_failed(self, node: str, said: str) -> None: ...
+
 
 class AgentKeeper:
     """client None: no Slurm (local nodes), so nodes never leave the job."""
@@ -73,16 +75,28 @@ class AgentKeeper:
                 said = str(err)
             else:
                 deadline = time.monotonic() + JOIN_TIMEOUT_S
-                while not ended.done() and (absent := self._never_seen()):
+                while not ended.done() and (absent := self._never_seen(nodes)):
                     if time.monotonic() >= deadline and len(absent) < len(nodes):
                         return  # who is missing is asked alone
                     await asyncio.wait([ended], timeout=0.2)
-                if len(self._never_seen()) < len(nodes):
+                if len(self._never_seen(nodes)) < len(nodes):
                     return
                 said = ended.result().said[-300:]
             self._job.journal.note("agents did not start", said=said)
             say(f"agents did not start, trying again: {said}")
             await asyncio.sleep(self._config.recovery.agent_retry_s)
+
+    def include(self, node: str) -> None:
+        """A node has come into the job: start an agent there now."""
+        self._left.discard(node)
+        self.exclude(node)
+        self._retries[node] = asyncio.create_task(self._bring_back(node, at_once=True))
+
+    def exclude(self, node: str) -> None:
+        """A node is not the job's any more: ask it no more."""
+        retry = self._retries.pop(node, None)
+        if retry is not None:
+            retry.cancel()
 
     async def _start(self, nodes: tuple[str, ...]) -> tuple[Step, asyncio.Task[StepEnd]]:
         self._launch += 1
@@ -93,11 +107,13 @@ class AgentKeeper:
         ended.add_done_callback(lambda _: self.steps.pop(step, None))
         return step, ended
 
-    async def _bring_back(self, node: str) -> None:
+    async def _bring_back(self, node: str, at_once: bool = False) -> None:
         """Try until an agent on this node has joined, or Slurm has taken the node from the job."""
         try:
             while True:
-                await asyncio.sleep(self._config.recovery.agent_retry_s)
+                if not at_once:
+                    await asyncio.sleep(self._config.recovery.agent_retry_s)
+                at_once = False
                 if self._is_back(node):
                     return
                 if self._client is not None and not await self._may_use(self._client, node):
@@ -118,11 +134,13 @@ class AgentKeeper:
                 await asyncio.wait([ended])
                 end = ended.result()
                 self._job.journal.note("agent did not start", node=node, code=end.code, said=end.said[-300:])
+                self._job.agent_failed(node, end.said)
         finally:
-            self._retries.pop(node, None)
+            if self._retries.get(node) is asyncio.current_task():
+                del self._retries[node]
 
-    def _never_seen(self) -> list[str]:
-        return [node for node in self._job.nodes if self._job.detector.state_of(node) == "unknown"]
+    def _never_seen(self, nodes: tuple[str, ...]) -> list[str]:
+        return [node for node in nodes if self._job.detector.state_of(node) == "unknown"]
 
     def _is_back(self, node: str) -> bool:
         return self._job.detector.state_of(node) in ("alive", "suspect")
@@ -130,7 +148,7 @@ class AgentKeeper:
     async def _may_use(self, client: SlurmClient, node: str) -> bool:
         """False while Slurm thinks the node unusable or cannot be asked; a node that left the job is forgotten."""
         try:
-            job = await client.job(self._job.job_id or 0)
+            job = await client.job(self._launcher.job_of(node))
             if node not in job.nodes:
                 self._left.add(node)
                 self._job.journal.note("node left the job", node=node)

@@ -23,6 +23,7 @@ from flashrec.core.machine import Machine
 from flashrec.core.membership import Slot
 from flashrec.core.types import Phase
 from flashrec.manager.agents import AgentKeeper
+from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
@@ -33,6 +34,7 @@ from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.voice import say
+from flashrec.slurm.cli import CliScheduler
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
 from flashrec.transport.stream import listen_tcp
@@ -42,6 +44,7 @@ from flashrec.wire import messages as m
 EXIT_INTERNAL = 70
 STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
+COMPANIONS_END_TIMEOUT_S = 20.0
 STATUS_INTERVAL_S = 1.0
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")  # good to listen on, not to connect to
 
@@ -62,7 +65,7 @@ class Manager:
         self._secret_file.unlink(missing_ok=True)
         write_secret(self._secret_file, self._secret)
         self._key = f"{job_id or 'local'}-{secrets.token_hex(4)}"
-        self.machine = Machine(self._config.recovery)
+        self.machine = Machine(self._config.recovery, self._config.pool.limits() if job_id is not None else None)
         self.detector = Detector(self._config.detection)
         self.rendezvous = Rendezvous(self._node_of)
         self.control = ControlPlane(
@@ -72,6 +75,7 @@ class Manager:
         self._over = asyncio.Event()
         self._launches: Launches | None = None
         self._agents: AgentKeeper | None = None
+        self._companions: Companions | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- the life of a job ------------------------------------------------------------------------------------
@@ -81,6 +85,7 @@ class Manager:
         try:
             return await self._run()
         finally:
+            await self._end_companions()
             self._secret_file.unlink(missing_ok=True)
             self.journal.close()
 
@@ -97,17 +102,22 @@ class Manager:
             raise RequestError(
                 f"cannot listen on {host}, port {port or 'any'}: {err} (settings control.host and control.port)"
             ) from err
+        client = SlurmClient() if self.job_id is not None else None
+        pool = self._config.pool
+        if client is not None and self.job_id is not None and pool.reservation:
+            self._companions = Companions(
+                self, self.job_id, pool.reservation, pool.wait_s, self._config.detection.slurm_poll_interval_s, client,
+                CliScheduler(), self.journal.note,
+            )  # fmt: skip
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
-        client = SlurmClient() if self.job_id is not None else None
         self._agents = AgentKeeper(self, self._config, launcher, client)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
-        tasks = [
-            loop.create_task(coroutine)
-            for coroutine in (self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status())
-        ]
+        work = [self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status()]
+        work += [self._companions.run()] if self._companions is not None else []
+        tasks = [loop.create_task(coroutine) for coroutine in work]
         for task in tasks:
             task.add_done_callback(self._a_task_ended)
         self._note_start()
@@ -124,7 +134,10 @@ class Manager:
         )
         if self.job_id is None:
             return LocalLauncher(contact, self.request.command, self.logs)
-        return SlurmLauncher(self.job_id, contact, self.request.command, self.request.srun_options, self.logs)
+        companion_of = self._companions.job_of if self._companions is not None else lambda _: None
+        return SlurmLauncher(
+            self.job_id, contact, self.request.command, self.request.srun_options, self.logs, companion_of
+        )
 
     async def _wind_down(self, server: asyncio.Server, tasks: list[asyncio.Task[None]]) -> None:
         """Everything stops: workers by their agents, agents by our word, job steps by themselves or by force."""
@@ -136,11 +149,22 @@ class Manager:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self.control.links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)  # an agent's connection ends when its last worker has gone
-        await asyncio.gather(self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S))
+        await asyncio.gather(
+            self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S), self._end_companions()
+        )
         server.close()
         await asyncio.to_thread(self.output.copy, final=True)
         await write_status(self.job_dir, self._snapshot())
         self.journal.note("job over", exit_code=self.machine.exit_code, reason=self.machine.stop_reason)
+
+    async def _end_companions(self) -> None:
+        """On every way out, so it may be called twice."""
+        if self._companions is not None:
+            try:
+                async with asyncio.timeout(COMPANIONS_END_TIMEOUT_S):
+                    await self._companions.stop()
+            except TimeoutError:
+                say("companion jobs may be left: Slurm did not answer in time")
 
     def _exit_code(self) -> int:
         """The machine's verdict; if that is good, the code with which the script itself ended its job step."""
@@ -180,6 +204,11 @@ class Manager:
                         self.output.watch(task.rank, task.incarnation)
                 assert self._launches is not None
                 self._launches.begin(effect)
+            case fx.RequestNode():
+                assert self._companions is not None
+                self._companions.request(effect)
+            case fx.ReleaseNode():
+                self._give_back(effect)
             case fx.PublishPlan():
                 self.control.broadcast(m.PlanPublished(effect.plan))
             case fx.AnnounceResume():
@@ -196,6 +225,38 @@ class Manager:
         if deadline is not None:
             delay_s = max(0.0, deadline - time.monotonic()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.emit, e.TimePassed())
+
+    # ---- nodes from a pool ------------------------------------------------------------------------------------
+
+    def node_came(self, request: int, node: str) -> None:
+        """Slurm has granted a node: it is ours, and an agent is started there."""
+        assert self._agents is not None
+        self.nodes = (*(known for known in self.nodes if known != node), node)
+        self.control.include(node)
+        self.emit(e.NodeGranted(request, node))
+        self._agents.include(node)
+
+    def _give_back(self, effect: fx.ReleaseNode) -> None:
+        assert self._companions is not None and self._agents is not None and self._launches is not None
+        if effect.node:
+            say(f"node {effect.node} goes back to the pool: {effect.reason}")
+            self._agents.exclude(effect.node)
+            self._agents.abandon(effect.node)
+            self._launches.abandon(effect.node)
+            self.control.exclude(effect.node, effect.reason)
+            self.nodes = tuple(node for node in self.nodes if node != effect.node)
+        self._companions.release(effect)
+
+    def is_member(self, node: str) -> bool:
+        """The node is in this job, and in use or ready for it."""
+        return node in self.nodes and self.detector.state_of(node) in ("alive", "suspect")
+
+    def agent_failed(self, node: str, said: str) -> None:
+        if self._companions is not None:
+            self._companions.agent_failed(node, said)
+
+    def say(self, text: str) -> None:
+        say(text)
 
     # ---- verdicts ---------------------------------------------------------------------------------------------
 
@@ -268,7 +329,8 @@ class Manager:
             await asyncio.sleep(STATUS_INTERVAL_S)
 
     def _snapshot(self) -> dict[str, Any]:
-        return snapshot(self.job_id, self.machine, self.detector, self.control.tags)
+        companion_of = self._companions.job_of if self._companions is not None else None
+        return snapshot(self.job_id, self.machine, self.detector, self.control.tags, companion_of)
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))

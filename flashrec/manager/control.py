@@ -45,7 +45,7 @@ class ControlPlane:
         judge: Callable[[list[Verdict]], None],
         note: Callable[..., None],
     ) -> None:
-        self._nodes, self._detector, self._rendezvous = frozenset(nodes), detector, rendezvous
+        self._nodes, self._detector, self._rendezvous = set(nodes), detector, rendezvous
         self._welcome, self._emit, self._judge, self._note = welcome, emit, judge, note
         self._incarnations: dict[str, int] = {}
         self._barred: dict[str, str] = {}
@@ -68,6 +68,17 @@ class ControlPlane:
         link = self.links.pop(node, None)
         if link is not None:
             link.channel.abort(reason)
+
+    def include(self, node: str) -> None:
+        """A node has come into the job."""
+        self._nodes.add(node)
+        self._barred.pop(node, None)
+
+    def exclude(self, node: str, reason: str) -> None:
+        """A node is not the job's any more."""
+        self._nodes.discard(node)
+        self.cut(node, reason)
+        self._detector.forget(node)
 
     def bar(self, node: str, why: str) -> None:
         """Admit no agent of this node while `why` is not '': Slurm has taken the node, whatever still runs on it."""

@@ -44,10 +44,11 @@ class Launches:
         self.worst_code = 0  # of the steps that have ended by themselves
 
     def begin(self, effect: LaunchWorkers) -> None:
-        """Start what the machine asked for: one step if every node gets the same number of tasks, else one per node."""
-        placement = effect.placement
-        uniform = len({len(tasks) for tasks in placement.values()}) == 1
-        for part in [placement] if uniform else [{node: tasks} for node, tasks in placement.items()]:
+        """Start what the machine asked for: one step for the nodes of one Slurm job with the same number of tasks."""
+        parts: dict[tuple[int, int], dict[str, tuple[Assignment, ...]]] = {}
+        for node, tasks in effect.placement.items():
+            parts.setdefault((self._launcher.job_of(node), len(tasks)), {})[node] = tasks
+        for part in parts.values():
             self._count += 1
             for node, tasks in part.items():
                 self._send(node, m.ExpectTasks(self._count, tasks))

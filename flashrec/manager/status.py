@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ def _replace(path: Path, data: bytes) -> None:
             temporary.unlink()
 
 
-def snapshot(job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat]) -> dict[str, Any]:
-    """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag."""
+def snapshot(
+    job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat],
+    companion_of: Callable[[str], int | None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag. With a pool:
+    the companion job that each node came with."""
     ranks: list[dict[str, Any]] = []
     for slot in machine.members.slots:
         tag = tags.get(slot.rank)
@@ -50,7 +55,10 @@ def snapshot(job_id: int | None, machine: Machine, detector: Detector, tags: dic
             "ranks": [slot.rank for slot in machine.members.on_node(node.name)], "lost_because": node.lost_because,
         }
         for node in machine.members.nodes.values()
+        if not node.left
     ]  # fmt: skip
+    if companion_of is not None:
+        nodes = [node | {"companion_job": companion_of(str(node["node"]))} for node in nodes]
     return {
         "job_id": job_id,
         "pid": os.getpid(),
@@ -60,6 +68,14 @@ def snapshot(job_id: int | None, machine: Machine, detector: Detector, tags: dic
         "step": min((r["step"] for r in ranks if r["step"] is not None), default=None),
         "exit_code": machine.exit_code,
         "stop_reason": machine.stop_reason,
+        **({"pool": _pool(machine)} if companion_of is not None else {}),
         "nodes": nodes,
         "ranks": ranks,
     }
+
+
+def _pool(machine: Machine) -> str:
+    """In words: what is asked for, and what the pool said last."""
+    pool = machine.pool
+    waiting = f"; waiting for {len(pool.open)} more" if pool.open else ""
+    return f"{pool.num_granted} taken so far{waiting}{f'; {pool.said}' if pool.said else ''}"

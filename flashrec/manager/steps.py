@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,6 +108,9 @@ class Launcher(Protocol):
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step: ...
 
+    def job_of(self, node: str) -> int:
+        """The Slurm job that a node belongs to; the nodes of one step are all of the same."""
+
 
 class Contact(msgspec.Struct, frozen=True):
     """What an agent or launcher is told on its command line: nothing secret, so it may be seen by `ps`."""
@@ -156,15 +159,23 @@ class LocalLauncher:
         ]
         return Step(f"workers {launch}", self._logs / f"step-{launch}.log", (), [argv] * len(envs), envs)
 
+    def job_of(self, node: str) -> int:
+        return 0
+
 
 class SlurmLauncher:
-    """Every step is an srun in our allocation. `--no-kill` is not inherited from the job, so each step says it."""
+    """Every step is an srun in our allocation, or in the companion job of its node (`companion_of`; None: it has
+    none). `--no-kill` is not inherited from the job, so each step says it."""
 
     def __init__(
-        self, job_id: int, contact: Contact, command: Sequence[str], options: Sequence[str], logs: Path
-    ) -> None:
+        self, job_id: int, contact: Contact, command: Sequence[str], options: Sequence[str], logs: Path,
+        companion_of: Callable[[str], int | None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._job_id, self._contact, self._command = job_id, contact, command
-        self._options, self._logs = options, logs
+        self._options, self._logs, self._companion_of = options, logs, companion_of
+
+    def job_of(self, node: str) -> int:
+        return self._companion_of(node) or self._job_id
 
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
         argv = [
@@ -188,8 +199,11 @@ class SlurmLauncher:
 
     def _srun(self, nodes: Sequence[str], per_node: int) -> list[str]:
         count = len(nodes)
+        jobs = {self.job_of(node) for node in nodes}
+        if len(jobs) != 1:
+            raise ValueError("one job step is in one job")
         return [
-            "srun", f"--jobid={self._job_id}", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap",
+            "srun", f"--jobid={jobs.pop()}", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap",
             f"--nodes={count}-{count}", f"--ntasks={count * per_node}", f"--ntasks-per-node={per_node}",
             f"--nodelist={','.join(nodes)}", "--distribution=block", "--mem=0", "--mpi=none", "--input=none",
             "--unbuffered",

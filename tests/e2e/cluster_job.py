@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.testing import Fault, FaultDirectory, FaultPlan
-from flashrec.testing.jobs import SubmittedJob, path_with
+from flashrec.testing.jobs import FINAL_STATES, SubmittedJob, path_with
 from tests.e2e.support import QUICK, SMALL, TRAIN, assert_at_most_one_step_redone, assert_identical
+from tests.support.people import Person
 
 PLACES = ("forward", "backward", "before-vote", "in-optimizer", "after-optimizer")
 
@@ -19,27 +21,39 @@ class NodeJob:
 
     def __init__(
         self, cluster: DevCluster, folder: Path, name: str, *, nodes: int, spares: int, steps: int,
-        faults: Sequence[Fault] = (), settings: tuple[str, ...] = (), per_node: int = 1,
+        faults: Sequence[Fault] = (), settings: tuple[str, ...] = (), per_node: int = 1, options: str = "",
+        person: Person | None = None, sbatch: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.cluster, self.folder, self.out = cluster, folder / name, folder / name / "out"
         self.folder.mkdir(parents=True)
         self.faults = FaultDirectory(self.folder / "faults")
         self.plan = FaultPlan(str(self.faults.path), tuple(faults), timeout_s=200)
         inject = f"-m flashrec.testing.inject {self.faults.write_plan(self.plan)} --" if faults else ""
-        options = " ".join([*QUICK, *(f"--set {setting}" for setting in settings)])
+        options = " ".join([*QUICK, *(f"--set {setting}" for setting in settings), options])
+        python = person.python if person else "python"
         script = self.folder / "job.sh"
         script.write_text(
             f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={per_node}\n#SBATCH --no-kill\n"
-            f"flashrec run --spares {spares} {options} -- "
-            f"python {inject} {TRAIN} --steps {steps} --out {self.out} {' '.join(SMALL)}\n"
+            f"{python} -m flashrec.cli.main run --spares {spares} {options} -- "
+            f"{python} {inject} {TRAIN} --steps {steps} --out {self.out} {' '.join(SMALL)}\n"
         )
         env = {"PATH": path_with(Path(sys.executable).parent)}
-        self.submitted = SubmittedJob(cluster.run, self.folder, [str(script)], env)
+        run = cluster.run
+        if person is not None:
+            env, run = person.env, functools.partial(cluster.run, user=person.name)
+            for place in (self.folder, *self.folder.rglob("*/")):
+                place.chmod(0o777)
+        self.submitted = SubmittedJob(run, self.folder, [*sbatch, str(script)], env)
         self.journal, self.job_dir = self.submitted.journal, self.submitted.job_dir
 
     def hit(self, fault_id: str, perform: Callable[[str], float]) -> str:
         """Wait for the victim, perform the fault on its node, record when. Returns the node."""
-        armed = self.faults.await_armed(fault_id, 120)
+        self.journal.wait_for(
+            lambda: (self.faults.path / f"{fault_id}.armed").exists() or self.submitted.state() in FINAL_STATES,
+            f"a victim for fault {fault_id}", 120,
+        )  # fmt: skip
+        assert self.submitted.state() not in FINAL_STATES, self.submitted.output.read_text()[-4000:]
+        armed = self.faults.await_armed(fault_id, 1)
         self.faults.mark_fired(fault_id, perform(armed.node))
         return armed.node
 

@@ -28,6 +28,9 @@ class FakeLauncher:
         self.logs, self.made = logs, []
         self.first, self.later = ["sleep", "60"], ["false"]
 
+    def job_of(self, node: str) -> int:
+        return 7
+
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
         argv = self.first if len(nodes) > 1 else self.later
         self.made.append(Step(f"agents {launch}", self.logs / f"{launch}.log", nodes, [argv], [os.environ]))
@@ -41,6 +44,7 @@ class FakeManager:
         self.config = Config(recovery=Recovery(agent_retry_s=0.001))
         self.nodes, self.job_id, self.dead = NODES, 7, {"n1"}
         self.notes: list[str] = []
+        self.failures: list[tuple[str, str]] = []
         self.journal = SimpleNamespace(note=lambda what, **_: self.notes.append(what))
         self.states: dict[str, str] = {}
         self.told: list[tuple[str, frozenset[str]]] = []
@@ -50,6 +54,9 @@ class FakeManager:
 
     def state_of(self, node: str) -> str:
         return self.states.get(node, "dead" if node in self.dead else "alive")
+
+    def agent_failed(self, node: str, said: str) -> None:
+        self.failures.append((node, said))
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         self.told.append((node, states))

@@ -35,9 +35,13 @@ class World:
         self.sent: list[tuple[str, m.Message]] = []
         self.failed: list[LaunchFailed] = []
         self.notes: list[str] = []
+        self.jobs: dict[str, int] = {}
         self.launches = Launches(
             self, lambda node, message: self.sent.append((node, message)), self.slot_of, self.failed.append, self.note
         )  # type: ignore[arg-type]
+
+    def job_of(self, node: str) -> int:
+        return self.jobs.get(node, 5)
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
