@@ -65,10 +65,10 @@ class ExitSocket:
     def _read(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, ancillary, _, _ = self._socket.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError:
                 return  # nothing more (or it will be said again)
-            ended = None if flags & socket.MSG_TRUNC else parse_task_exit(data)
+            ended = parse_task_exit(data)
             if ended is not None and _sender(ancillary) in (0, os.geteuid()):
                 self._heard(ended)
             else:
