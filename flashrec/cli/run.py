@@ -13,15 +13,13 @@ import msgspec
 
 from flashrec.config.load import ConfigError, load_config
 from flashrec.config.schema import Config
-from flashrec.config.spec import Spec, parse_spec
+from flashrec.config.spec import PLUGIN_CONTRACT, Spec, parse_spec
 from flashrec.manager import allocate
 from flashrec.manager.entry import EXIT_USAGE, run
 from flashrec.manager.output_files import output_file
 from flashrec.manager.request import Request, RequestError
 from flashrec.manager.srun_options import SrunOptions, read_srun_options, split
 from flashrec.manager.voice import say
-
-PLUGIN_CONTRACT = "1"
 
 
 class CommandAfterDashes(click.Command):

@@ -19,6 +19,7 @@ GRAMMAR = (
     "max-swaps=COUNT, config=FILE; for example spares=2,pool=flashspare"
 )
 MAX_BYTES = 1024
+PLUGIN_CONTRACT = "1"  # the version that we speak; the plugin says its own in FLASHREC_PLUGIN
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _COUNT = re.compile(r"[0-9]{1,6}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")

@@ -16,12 +16,14 @@
 #define FLASHREC_SLURM_VERSION SLURM_VERSION_NUMBER
 #endif
 
-extern const char plugin_name[], plugin_type[];
+extern const char plugin_name[], plugin_type[], flashrec_contract[];
 extern const unsigned int plugin_version, spank_plugin_version;
 EXPORTED const char plugin_name[] = "flashrecovery";
 EXPORTED const char plugin_type[] = "spank";
 EXPORTED const unsigned int plugin_version = FLASHREC_SLURM_VERSION;
 EXPORTED const unsigned int spank_plugin_version = 1;
+/* For `flashrec doctor`, which reads it from the file. */
+EXPORTED const char flashrec_contract[] = FLASHREC_CONTRACT;
 
 static struct flashrec_args args;
 

@@ -92,11 +92,14 @@ def not_ok(findings: Iterable[Finding]) -> list[str]:
     return [finding.check for finding in findings if finding.status is not Status.OK]
 
 
-def build_plugin(path: Path, version: int, name: str = "flashrecovery", kind: str = "spank") -> Path:
-    """A shared object with the three symbols that Slurm reads before it loads a plugin."""
+def build_plugin(
+    path: Path, version: int, name: str = "flashrecovery", kind: str = "spank", contract: str = "1"
+) -> Path:
+    """A shared object with the three symbols that Slurm reads before it loads a plugin, and our own."""
     source = path.with_suffix(".c")
     source.write_text(
         f'const char plugin_name[] = "{name}";\nconst char plugin_type[] = "{kind}";\n'
+        f'const char flashrec_contract[] = "{contract}";\n'
         f"const unsigned int plugin_version = {version};\nint slurm_spank_init(void) {{ return 0; }}\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)

@@ -13,7 +13,9 @@ from flashrec.admin.doctor.facts import Facts
 from flashrec.admin.doctor.finding import Status
 from flashrec.admin.doctor.plugin_checks import KNOWN_ARGUMENTS, check_plugin
 from flashrec.admin.doctor.plugstack import read_stack
+from flashrec.config.spec import PLUGIN_CONTRACT
 from tests.doctor.builders import NOTHING, UNASKED, build_plugin, by_name, facts, not_ok
+from tests.support.plugin import build_plugin as build_ours
 
 ROOT = Path(__file__).parents[2]
 NOW = 0x180B05  # 24.11.5
@@ -116,6 +118,17 @@ def test_plugin_is_compared_with_the_srun_that_loads_it_not_with_the_controller(
         facts({"SLURM_VERSION": "26.05.5", "PlugStackConfig": str(site.stack), "PluginDir": str(site.path)})
     )
     assert by_name(found)["plugin.file"].status is Status.OK
+
+
+def test_our_own_plugin_speaks_our_contract() -> None:
+    assert read_plugin(build_ours()).contract == PLUGIN_CONTRACT
+
+
+@pytest.mark.parametrize("contract", ["2", ""])
+def test_plugin_of_another_release_of_ours(site: Site, contract: str) -> None:
+    build_plugin(site.plugin, NOW, contract=contract)
+    found = by_name(check_plugin(site.facts()))["plugin.file"]
+    assert found.status is Status.FAIL and "one release" in found.do
 
 
 def test_another_plugin_under_our_name(site: Site) -> None:

@@ -35,7 +35,7 @@ def _symbols(*options: str) -> set[str]:
 def test_only_what_slurm_looks_for_is_exported() -> None:
     assert _symbols("--defined-only") == {
         "plugin_name", "plugin_type", "plugin_version", "spank_plugin_version", "slurm_spank_init",
-        "slurm_spank_init_post_opt", "slurm_spank_user_init", "slurm_spank_task_exit",
+        "slurm_spank_init_post_opt", "slurm_spank_user_init", "slurm_spank_task_exit", "flashrec_contract",
     }  # fmt: skip
 
 

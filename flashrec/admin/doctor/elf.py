@@ -1,7 +1,7 @@
 """Reads what a SPANK plugin says about itself out of its file, without loading it (its code would run in us).
 
 Slurm looks at three data symbols before it loads a plugin: `plugin_name`, `plugin_type` and `plugin_version`, the
-version of the Slurm it was built for: (major << 16) | (minor << 8) | micro.
+version of the Slurm it was built for: (major << 16) | (minor << 8) | micro. Ours has `flashrec_contract` besides.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+CONTRACT = "flashrec_contract"
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_TEXT_BYTES = 256
 _DYNSYM = 11  # section type of the symbols a loader sees
@@ -22,11 +23,12 @@ class NotAPlugin(ValueError):
 
 
 class PluginFile(msgspec.Struct, frozen=True):
-    """symbols: names of everything the file exports."""
+    """contract: its `flashrec_contract`, '' if it has none. symbols: names of everything the file exports."""
 
     name: str
     plugin_type: str
     built_for: tuple[int, int, int]
+    contract: str
     symbols: frozenset[str]
 
 
@@ -53,7 +55,9 @@ def _read(data: bytes, order: str, path: Path) -> PluginFile:
         raise NotAPlugin(f"{path} has no symbol {missing[0]}: not a plugin of Slurm")
     (version,) = struct.unpack_from(order + "I", data, _offset(symbols["plugin_version"], segments))
     name, kind = (_text(data, _offset(symbols[key], segments)) for key in ("plugin_name", "plugin_type"))
-    return PluginFile(name, kind, (version >> 16 & 0xFF, version >> 8 & 0xFF, version & 0xFF), frozenset(symbols))
+    contract = _text(data, _offset(symbols[CONTRACT], segments)) if CONTRACT in symbols else ""
+    release = (version >> 16 & 0xFF, version >> 8 & 0xFF, version & 0xFF)
+    return PluginFile(name, kind, release, contract, frozenset(symbols))
 
 
 def _segments(data: bytes, order: str) -> list[tuple[int, int, int]]:

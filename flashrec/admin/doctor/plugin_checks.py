@@ -11,6 +11,7 @@ from flashrec.admin.doctor.elf import NotAPlugin, PluginFile, read_plugin
 from flashrec.admin.doctor.facts import Facts, Missing, show_version
 from flashrec.admin.doctor.finding import Finding, fail, ok, unknown, warn
 from flashrec.admin.doctor.plugstack import OURS, PluginLine, our_lines, plugin_file, read_stack
+from flashrec.config.spec import PLUGIN_CONTRACT
 
 INSTALL = "docs/admin/install.md"
 OPTION = "--flashrecovery"
@@ -116,6 +117,13 @@ def judge_file(path: Path, plugin: PluginFile, facts: Facts) -> Finding:
     name, built = "plugin.file", show_version(plugin.built_for)
     if (plugin.plugin_type, plugin.name) != ("spank", "flashrecovery"):
         return fail(name, f"{path} is another plugin: {plugin.plugin_type}/{plugin.name}", "install ours again")
+    if plugin.contract != PLUGIN_CONTRACT:
+        return fail(
+            name,
+            f"{path} speaks version {plugin.contract or '(none)'} of the contract between plugin and flashrec, this "
+            f"flashrec version {PLUGIN_CONTRACT}: jobs are refused",
+            "install plugin and Python package from one release",
+        )
     slurm = facts.client if not isinstance(facts.client, Missing) else facts.slurm
     if isinstance(slurm, Missing):
         return unknown(name, f"{path} was built for Slurm {built}; whether that fits is not known: {slurm.why}")
