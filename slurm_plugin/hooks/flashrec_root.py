@@ -237,7 +237,7 @@ def read_report(folder, uid):
     found = {}
     for line in text.split("\n"):
         node, _, reason = line.strip().partition(" ")
-        if _NODE.match(node) and node.upper() != "ALL" and node not in found:
+        if _NODE.match(node) and node not in found:
             found[node] = sanitised(reason)
     return list(found.items())[:MAX_REPORTED]
 

@@ -9,7 +9,7 @@ static const char NO_KILL[] = "no_kill=cli_filter";
 /* Keys that other parts of the suite read from the same line. */
 static const char *const OTHERS_KEYS[] = {
     "pool=",   "feature=", "size=",  "max_per_job=", "max_per_user=", "max_per_partition=",
-    "extend=", "delay=",   "drain=", "max_drain=",
+    "extend=", "delay=",   "drain=", "max_drain=",   "substitutes=",
 };
 
 static bool begins_with(const char *word, const char *start)

@@ -239,6 +239,14 @@ def test_no_more_nodes_than_the_site_allows(root: Any) -> None:
     assert done(root) == [] and any("max_drain" in line for line in root.said)
 
 
+def test_nodes_that_are_back_in_service_do_not_count(root: Any) -> None:
+    configure(root, "drain=user max_drain=2")
+    play(root, marked="n8|drained|flashrec: job 5: x\nn6|idle|flashrec: job 1: x\nn7|drained|x flashrec: job 1: x\n")
+    (start(root) / "faulty").write_text("n2 x\n")
+    end(root)
+    assert len(done(root)) == 1
+
+
 def test_several_jobs_at_once_take_their_own_back(root: Any) -> None:
     configure(root, "drain=user max_drain=1")
     (root.play / "after").write_text("n2|drained|flashrec: job 7: x\nn8|drained|flashrec: job 8: x\n")

@@ -208,6 +208,14 @@ H.case("limits are read again after a while", function()
   refused(M, companion(), "max_per_job")
 end)
 
+local function modify(M, changes, record, uid)
+  local job = { min_nodes = UNSET, max_nodes = UNSET, num_tasks = UNSET, min_cpus = UNSET, max_cpus = UNSET }
+  for key, value in pairs(changes) do
+    job[key] = value
+  end
+  return M.job_modify(job, record or { job_id = 8, user_id = USER, job_state = 1 }, {}, uid or USER)
+end
+
 H.case("an error inside closes the pool and lets others pass", function()
   local M = pool("pool=flashspare")
   slurm.jobs = setmetatable({}, { __index = function() error("broken") end })
@@ -218,20 +226,26 @@ H.case("an error inside closes the pool and lets others pass", function()
   admitted(M, { user_id = USER })
 end)
 
+H.case("an error that every job meets closes the pool and lets others pass", function()
+  local M = pool("pool=flashspare")
+  local time = os.time
+  os.time = function()
+    error("broken")
+  end
+  local ordinary, wanted = M.job_submit({ user_id = USER }, {}, USER), M.job_submit(companion(), {}, USER)
+  local changed = modify(M, { time_limit = 5 })
+  os.time = time
+  H.equal(ordinary, slurm.SUCCESS)
+  H.equal(changed, slurm.SUCCESS)
+  H.equal(wanted, slurm.ERROR)
+end)
+
 H.case("an admin comment of ours cannot be brought along", function()
   refused(pool("pool=flashspare"), { user_id = USER, admin_comment = "flashrec:spare-for=7" }, "not for users")
   admitted(pool("pool=flashspare"), { user_id = USER, admin_comment = "of the site" })
 end)
 
 -- ---- modify
-
-local function modify(M, changes, record, uid)
-  local job = { min_nodes = UNSET, max_nodes = UNSET, num_tasks = UNSET, min_cpus = UNSET, max_cpus = UNSET }
-  for key, value in pairs(changes) do
-    job[key] = value
-  end
-  return M.job_modify(job, record or { job_id = 8, user_id = USER, job_state = 1 }, {}, uid or USER)
-end
 
 local MARKED = { job_id = 101, user_id = USER, reservation = "flashspare", admin_comment = "flashrec:spare-for=7" }
 
