@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-packages demo clean
+.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -29,6 +29,7 @@ help:
 	@echo "  make demo NODE=2  the same, cutting the power of another node, 1 to 4 (1: the node of rank 0)"
 	@echo "  make test         every test; needs root or sudo for the dev cluster"
 	@echo "  make test-packages    the deb and rpm of the Slurm plugins, built and looked into; needs rpmbuild"
+	@echo "  make test-slurm SLURM=24.11   contract, plugin, pool and recovery on another release (22.05, 24.11, 26.05)"
 	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
 	@echo "  make lint         what continuous integration checks before the tests"
 	@echo "  make format       let ruff and clang-format rewrite our files"
@@ -73,6 +74,16 @@ test-packages: install-system venv
 
 test-fast: venv
 	$(VENV)/bin/python -m pytest -m "not devcluster and not torch" $(PYTEST)
+
+# On another Slurm release, in a Debian root that is kept in $$FLASHREC_ROOTS (default ~/.cache/flashrec/roots).
+# STEPS= chooses steps (contract,recovery), MIRROR= another Debian mirror.
+SLURM ?=
+STEPS ?=
+MIRROR ?=
+test-slurm:
+	@test -n "$(SLURM)" || { echo "which release? make test-slurm SLURM=22.05, 24.11 or 26.05" >&2; exit 2; }
+	@python=$$(PYTHON="$(PYTHON)" .ci/find-python) && $(SUDO) "$$python" -B -m tests.versions $(SLURM) \
+		--only="$(STEPS)" --mirror="$(MIRROR)" --torch-index="$(TORCH_INDEX)"
 
 demo: install-system venv
 	$(SUDO) $(VENV)/bin/python examples/demo/demo.py $(if $(NODE),--node $(NODE))

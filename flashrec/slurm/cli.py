@@ -9,7 +9,7 @@ list when there is no controller; `scontrol show reservation --json` of 24.11 le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from flashrec.slurm import plaintext, records, words
 from flashrec.slurm.command import Commands
@@ -43,17 +43,8 @@ class CliScheduler:
     async def jobs(
         self, user: str | None = None, name: str | None = None, states: Collection[str] | None = None
     ) -> tuple[JobInfo, ...]:
-        wanted = None if states is None else frozenset(state.upper() for state in states)
         options = [] if user is None else ["--user", words.name(user)]
-        jobs = [records.job_info(raw) for raw in await self._squeue_json(*options)]
-        chosen = [
-            job
-            for job in jobs
-            if user in (None, job.user_name, str(job.user_id))
-            and name in (None, job.name)
-            and (not job.is_finished if wanted is None else bool(job.states & wanted or job.state in wanted))
-        ]
-        return tuple(sorted(chosen, key=lambda job: job.job_id))
+        return chosen([records.job_info(raw) for raw in await self._squeue_json(*options)], user, name, states)
 
     async def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         argv = ("squeue", "--all", "--noheader", "--steps", f"--jobs={job_id}", "--Format", plaintext.STEP_COLUMNS)
@@ -64,11 +55,7 @@ class CliScheduler:
         if asked == []:
             return {}
         found = await self._nodes_json(*([] if asked is None else [compress(asked)]))
-        known = {node.name: node for node in map(records.node_info, found)}
-        missing = sorted(set(asked or ()) - set(known))
-        if missing:
-            raise SlurmError(f"Slurm knows no node {', '.join(missing)}")
-        return known if asked is None else {name: known[name] for name in asked}
+        return asked_for([records.node_info(raw) for raw in found], asked)
 
     async def reservation(self, name: str) -> ReservationInfo | None:
         return next((found for found in await self.reservations() if found.name == name), None)
@@ -98,12 +85,12 @@ class CliScheduler:
     async def drain(self, node: str, reason: str) -> None:
         if not reason.strip():
             raise ValueError("draining needs a reason")
-        await self._update(f"nodename={words.node_name(node)}", "state=drain", f"reason={words.one_line(reason)}")
+        await self._set_drain(words.node_name(node), words.one_line(reason))
 
     async def undrain(self, node: str) -> None:
         if "DRAIN" not in (await self.nodes([node]))[node].states:
             return  # Slurm would say yes or no, by release, and count the node as not responding until its next ping
-        await self._update(f"nodename={node}", "state=undrain")
+        await self._clear_drain(node)
 
     async def create_reservation(
         self,
@@ -148,6 +135,12 @@ class CliScheduler:
         if answer.exit_code != 0 and await self.reservation(name) is not None:
             raise SlurmError(f"{' '.join(argv)}: {answer.said or 'failed'}")
 
+    async def _set_drain(self, node: str, reason: str) -> None:
+        await self._update(f"nodename={node}", "state=drain", f"reason={reason}")
+
+    async def _clear_drain(self, node: str) -> None:
+        await self._update(f"nodename={node}", "state=undrain")
+
     async def _update(self, *asked: str) -> None:
         await self._commands.call("scontrol", "update", *asked)
 
@@ -168,6 +161,30 @@ class CliScheduler:
             self._has_scontrol_json = False
         argv = ("sinfo", "--all", "--json")
         return records.entries(await self._commands.call(*argv), "nodes", " ".join(argv))
+
+
+def chosen(
+    jobs: Iterable[JobInfo], user: str | None, name: str | None, states: Collection[str] | None
+) -> tuple[JobInfo, ...]:
+    """Those that `Scheduler.jobs` is asked for."""
+    wanted = None if states is None else frozenset(state.upper() for state in states)
+    found = [
+        job
+        for job in jobs
+        if user in (None, job.user_name, str(job.user_id))
+        and name in (None, job.name)
+        and (not job.is_finished if wanted is None else bool(job.states & wanted or job.state in wanted))
+    ]
+    return tuple(sorted(found, key=lambda job: job.job_id))
+
+
+def asked_for(nodes: Iterable[NodeInfo], names: Sequence[str] | None) -> dict[str, NodeInfo]:
+    """Those that `Scheduler.nodes` is asked for, in that order. SlurmError if one is missing."""
+    known = {node.name: node for node in nodes}
+    missing = sorted(set(names or ()) - set(known))
+    if missing:
+        raise SlurmError(f"Slurm knows no node {', '.join(missing)}")
+    return known if names is None else {name: known[name] for name in names}
 
 
 def _reservation_words(

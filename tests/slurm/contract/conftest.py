@@ -16,6 +16,7 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.slurm.cli import CliScheduler
 from flashrec.slurm.command import Commands
+from flashrec.slurm.pyslurm_client import PyslurmScheduler
 from flashrec.slurm.scheduler import Scheduler
 from tests.support.cluster import dev_cluster
 
@@ -39,16 +40,35 @@ def ask() -> Iterator[Ask]:
         yield lambda call: runner.run(asyncio.wait_for(call, 2 * CALL_TIMEOUT_S))
 
 
-@pytest.fixture(params=NAMES)
-def make(request: pytest.FixtureRequest, cluster: DevCluster) -> Make:
-    """A scheduler of each kind that asks from the cluster's login node; `env` is added to its commands'."""
+@pytest.fixture
+def make_cli(cluster: DevCluster) -> Make:
+    """A scheduler over Slurm's commands, run on the cluster's login node; `env` is added to theirs."""
 
-    def cli(timeout_s: float = CALL_TIMEOUT_S, **env: str) -> Scheduler:
+    def make(timeout_s: float = CALL_TIMEOUT_S, **env: str) -> Scheduler:
         return CliScheduler(Commands(timeout_s, lambda argv: cluster.command(list(argv), cwd="/", env=env)))
 
-    return {"cli": cli}[request.param]
+    return make
+
+
+@pytest.fixture(params=NAMES)
+def make(request: pytest.FixtureRequest, cluster: DevCluster, ask: Ask, make_cli: Make) -> Iterator[Make]:
+    """A scheduler of each kind that asks from the cluster's login node."""
+    made: list[PyslurmScheduler] = []
+
+    def pyslurm(timeout_s: float = CALL_TIMEOUT_S) -> Scheduler:
+        made.append(PyslurmScheduler(timeout_s, lambda argv: cluster.command(list(argv), cwd="/")))
+        if timeout_s == CALL_TIMEOUT_S:
+            ask(made[-1].nodes())
+            assert made[-1].uses_pyslurm, "no pyslurm here that matches this Slurm"
+        return made[-1]
+
+    yield {"cli": make_cli, "pyslurm": pyslurm}[request.param]
+    for scheduler in made:
+        ask(scheduler.close())
 
 
 @pytest.fixture
-def scheduler(make: Make) -> Scheduler:
-    return make()
+def scheduler(make: Make) -> Iterator[Scheduler]:
+    scheduler = make()
+    yield scheduler
+    assert getattr(scheduler, "uses_pyslurm", True), "the command line had to take over"

@@ -344,7 +344,7 @@ def test_without_a_controller_nothing_is_said_to_be_empty(ask: Ask, scheduler: S
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_commands_that_hang_are_given_up_and_leave_nothing(
-    call: Callable[[Scheduler], Any], ask: Ask, make: Make, tmp_path: Path
+    call: Callable[[Scheduler], Any], ask: Ask, make_cli: Make, tmp_path: Path
 ) -> None:
     for name in ("squeue", "sinfo", "scontrol", "scancel"):
         program = tmp_path / name
@@ -352,7 +352,7 @@ def test_commands_that_hang_are_given_up_and_leave_nothing(
         program.chmod(0o755)
     tmp_path.chmod(0o755)
     with pytest.raises(SlurmUnavailable, match="did not answer within"):
-        ask(call(make(timeout_s=1.5, PATH=f"{tmp_path}:{os.environ['PATH']}")))
+        ask(call(make_cli(timeout_s=1.5, PATH=f"{tmp_path}:{os.environ['PATH']}")))
 
 
 def test_a_controller_that_hangs(ask: Ask, make: Make, cluster: DevCluster) -> None:
