@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +169,14 @@ def test_include_that_includes_itself_ends(tmp_path: Path) -> None:
     stack = tmp_path / "plugstack.conf"
     stack.write_text(f"include {stack}\noptional flashrecovery.so\n")
     assert 1 <= len(read_stack(stack)) < 20
+
+
+def test_symbol_that_is_only_used_does_not_make_a_plugin(tmp_path: Path) -> None:
+    source, path = tmp_path / "user.c", tmp_path / "user.so"
+    source.write_text("extern const char plugin_name[]; const char *name(void) { return plugin_name; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
+    with pytest.raises(NotAPlugin, match="no symbol plugin_name"):
+        read_plugin(path)
 
 
 def test_files_that_are_no_plugins(tmp_path: Path) -> None:
