@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from flashrec.admin.doctor.plugstack import our_lines, read_stack
+from flashrec.admin.doctor.plugstack import PluginLine, our_lines, read_stack
 from flashrec.admin.pool import (
     DRAIN_PREFIX,
     FLAGS,
@@ -51,9 +51,11 @@ def read_config(plugstack: Path, base: PoolConfig) -> PoolConfig:
         lines = our_lines(read_stack(plugstack))
     except OSError as err:
         raise PoolError(f"cannot read {plugstack}: {err.strerror} (option --plugstack)") from err
-    line = lines[0] if lines else None
-    if line is None:
-        return base
+    return config_of(lines[0], base) if lines else base
+
+
+def config_of(line: PluginLine, base: PoolConfig) -> PoolConfig:
+    """`base` with what the arguments of this line say. Raises PoolError."""
     size = line.argument("size")
     if size is not None and not size.isdigit():
         raise PoolError(f"{line.source}: size={size} is not a number of nodes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,17 @@ def test_output_of_nonsense_is_unknown_not_a_crash() -> None:
     assert found["clock.controller"]["status"] == "ok"
     assert found["slurm.node-versions"]["status"] == "unknown"
     assert found["plugin.line"]["status"] == "fail"
+
+
+def test_pool_with_an_impossible_size_is_told(tmp_path: Path) -> None:
+    stack = tmp_path / "plugstack.conf"
+    stack.write_text("optional flashrecovery.so pool=flashspare size=many\n")
+    config = CONFIG.format(now="2026-01-01T00:00:00").replace("/nowhere/plugstack.conf", str(stack))
+    with FakeCommands({"scontrol": f"cat <<'EOF'\n{config}\nEOF"}):
+        result = run("--json")
+    found = read(result)
+    assert found["pool.arguments"]["status"] == "fail" and "size=many" in found["pool.arguments"]["what"]
+    assert found["python.version"]["status"] == "ok", "and all else is looked at"
 
 
 def test_markup_in_what_slurm_says_is_shown_as_it_is() -> None:

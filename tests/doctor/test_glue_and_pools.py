@@ -10,6 +10,7 @@ import pytest
 from flashrec.admin.doctor.finding import Finding, Status
 from flashrec.admin.doctor.glue import check_glue
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
+from flashrec.admin.pool_sync import PoolError
 from tests.doctor.builders import NOTHING, UNASKED, by_name, facts, line, node, not_ok, reservation
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,11 @@ def test_other_names() -> None:
     found = pool("pool=extra", "feature=hot", reservations=(held,), nodes={"n4": node("n4", features=("hot",))})
     assert not_ok(found.values()) == []
     assert pool("pool=extra")["pool.reservation"].status is Status.FAIL
+
+
+def test_arguments_that_flashrec_pool_refuses_are_not_guessed() -> None:
+    with pytest.raises(PoolError, match="size=many"):
+        wanted_pool(line("pool=flashspare", "size=many"), facts())
 
 
 def test_reservation_that_is_not_active() -> None:

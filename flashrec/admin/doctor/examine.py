@@ -12,12 +12,13 @@ import msgspec
 import flashrec
 from flashrec.admin.doctor import machine, versions
 from flashrec.admin.doctor.facts import Facts, Missing, gather
-from flashrec.admin.doctor.finding import Finding, ok, unknown
+from flashrec.admin.doctor.finding import Finding, fail, ok, unknown
 from flashrec.admin.doctor.glue import check_glue
 from flashrec.admin.doctor.plugin_checks import check_plugin, find_line
 from flashrec.admin.doctor.plugstack import PluginLine
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
 from flashrec.admin.doctor.slurm_checks import check_slurm
+from flashrec.admin.pool_sync import PoolError
 from flashrec.slurm.command import Commands
 from flashrec.slurm.scheduler import Scheduler
 
@@ -38,12 +39,15 @@ async def examine(
     """The cluster, and the machine we are on. Asks Slurm, changes nothing, starts no job. port: control.port."""
     facts = await gather(scheduler, commands)
     line = our_line(facts)
-    pool = wanted_pool(line, facts)
+    try:
+        pool, wrong = wanted_pool(line, facts), []
+    except PoolError as error:
+        pool, wrong = None, [fail("pool.arguments", str(error), "correct it: `flashrec pool` refuses to work with it")]
     found = [
         *_guarded("slurm", lambda: check_slurm(facts)),
         *_guarded("plugin", lambda: check_plugin(facts)),
         *_guarded("lua", lambda: check_glue(facts, line, pool is not None)),
-        *_guarded("pool", lambda: check_pool(pool, facts)),
+        *(wrong or _guarded("pool", lambda: check_pool(pool, facts))),
         *await _this_machine(facts, commands, environ, port),
         *_guarded("versions", lambda: check_versions(facts)),
     ]

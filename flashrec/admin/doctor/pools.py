@@ -8,25 +8,21 @@ from flashrec.admin.doctor.facts import Facts, Missing
 from flashrec.admin.doctor.finding import Finding, fail, ok, unknown, warn
 from flashrec.admin.doctor.plugstack import PluginLine
 from flashrec.admin.pool import EVERYBODY, PoolConfig, PoolFacts, plan_sync
+from flashrec.admin.pool_sync import config_of
 from flashrec.slurm.scheduler import ReservationInfo
 
 SYNC = "run: flashrec pool sync (as root; the systemd timer does it every few minutes)"
 
 
 def wanted_pool(line: PluginLine | None, facts: Facts) -> PoolConfig | None:
-    """The pool that somebody set up: named in plugstack.conf, or there are nodes or a reservation for one."""
-    words = {key: line.argument(key) if line else None for key in ("pool", "feature", "size", "substitutes")}
-    size = words["size"]
-    config = PoolConfig(
-        name=words["pool"] or PoolConfig().name,
-        feature=words["feature"] or PoolConfig().feature,
-        size=int(size) if size and size.isdigit() else None,
-        substitutes=words["substitutes"] or "",
-    )
-    has_nodes = not isinstance(facts.nodes, Missing) and any(
-        config.feature in node.features for node in facts.nodes.values()
-    )
-    return config if words["pool"] or has_nodes or _reservation(facts, config.name) else None
+    """The pool that somebody set up: named in plugstack.conf, or there are nodes or a reservation for one. Raises
+    PoolError for arguments that `flashrec pool` would refuse."""
+    config = config_of(line, PoolConfig()) if line else PoolConfig()
+    if line and line.argument("pool"):
+        return config
+    nodes = {} if isinstance(facts.nodes, Missing) else facts.nodes
+    has_nodes = any(config.feature in node.features for node in nodes.values())
+    return config if has_nodes or _reservation(facts, config.name) else None
 
 
 def check_pool(config: PoolConfig | None, facts: Facts) -> list[Finding]:
