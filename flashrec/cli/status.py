@@ -39,7 +39,15 @@ def describe(line: Line) -> str:
             return line.what
         case "effect" if line.effect_type != "AnnounceFence":
             return f"{line.effect_type}: {line.effect.get('reason', '')}".removesuffix(": ")
-        case "event" if line.event_type in ("WorkerExited", "NodeCondemned", "LaunchFailed", "StopRequested"):
+        case "event" if line.event_type in ("NodeGranted", "NodeRefused"):
+            return f"{line.event_type}: {line.event.get('node') or line.event.get('reason', '')}"
+        case "event" if line.event_type in (
+            "WorkerExited",
+            "NodeCondemned",
+            "NodeLeft",
+            "LaunchFailed",
+            "StopRequested",
+        ):
             subject = line.event.get("node") or f"rank {line.event.get('rank', '?')}"
             return f"{line.event_type}: {subject}: {line.event.get('reason', '')}"
     return ""

@@ -189,6 +189,9 @@ class Companions:
             said = f"companion job {outcome.job_id} is {place.state} on {', '.join(place.nodes) or 'no node'}"
             self._refused(companion, f"{said}, which is of no use", False)
             return
+        for former in [c for c in self._companions.values() if c.node == place.nodes[0] and not c.is_over]:
+            former.is_over = True  # its job has ended, or Slurm would not have given the node again
+            self._start(self._end(former, f"node {former.node} came again"))
         companion.node = place.nodes[0]
         seconds = time.monotonic() - companion.asked_at
         self._note(

@@ -34,6 +34,8 @@ class Line(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}
     what: str = ""
     job_id: int | str | None = None
     exit_code: int | None = None
+    request: int | None = None
+    companion: int | None = None
     event: dict[str, Any] = {}
     effect: dict[str, Any] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashrec.report.timeline import Recovery, Span
+from flashrec.report.timeline import FromPool, Recovery, Span
 
 UNKNOWN = "unknown"
 LABELS = {
@@ -67,6 +67,15 @@ def headline(recovery: Recovery) -> str:
     return f"Recovery {recovery.number} (generation {generations}): {text[recovery.outcome]}"
 
 
+def pool_answer(answer: FromPool) -> str:
+    """Which node came after how long, or what the pool said instead."""
+    if answer.node is None:
+        return answer.said or "no answer"
+    waited = f"; {answer.said}" if answer.said else ""
+    job = UNKNOWN if answer.companion is None else str(answer.companion)
+    return f"{answer.node} (companion job {job}), allocated in {seconds(answer.allocate_s)}{waited}"
+
+
 def details(recovery: Recovery) -> list[tuple[str, str]]:
     """Label and text of everything that is not a duration."""
     rows = [("because", reason) for reason in recovery.reasons]
@@ -74,6 +83,7 @@ def details(recovery: Recovery) -> list[tuple[str, str]]:
         place = f"at {fault.place} of step {fault.step}" if fault.step is not None else f"at {fault.place}"
         rows.append(("injected", f"{fault.id}: {fault.kind} of rank {fault.rank} on {fault.node}, {place}"))
     rows += [("replaced by", launched) for launched in recovery.launched]
+    rows += [("from the pool", pool_answer(answer)) for answer in recovery.from_pool]
     rows.append(("resumed at step", count(recovery.resume_step)))
     rows.append(("steps redone", count(recovery.steps_redone)))
     rows.append(("state moved", size(recovery.moved_bytes)))

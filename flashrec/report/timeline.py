@@ -27,7 +27,7 @@ import msgspec
 
 from flashrec.report.records import FaultLine, Journal, Line
 
-FAILURES = {"NodeCondemned", "WorkerExited", "WorkerRaised", "LaunchFailed"}
+FAILURES = {"NodeCondemned", "WorkerExited", "WorkerRaised", "LaunchFailed", "NodeLeft"}
 PHASES = {"FENCING": "fence", "PLACING": "launch", "FORMING": "form", "RESTORING": "restore"}
 
 
@@ -47,6 +47,15 @@ class Span(msgspec.Struct, frozen=True):
     end_s: float
 
 
+class FromPool(msgspec.Struct, frozen=True):
+    """One request to the pool. allocate_s: until the node was granted; None: it was not. companion: the job's id."""
+
+    node: str | None
+    companion: int | None
+    allocate_s: float | None
+    said: str
+
+
 class Recovery(msgspec.Struct, frozen=True):
     """One recovery. None: the journal does not say."""
 
@@ -57,6 +66,7 @@ class Recovery(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     faults: tuple[FaultLine, ...]
     launched: tuple[str, ...]
+    from_pool: tuple[FromPool, ...]
     resume_step: int | None
     steps_redone: int | None
     moved_bytes: int | None
@@ -164,6 +174,7 @@ class _Story:
             reasons=tuple(dict.fromkeys(move.reason for move in fences)),
             faults=self.faults,
             launched=tuple(self._launched()),
+            from_pool=tuple(self._from_pool()),
             resume_step=plan.get("resume_step") if self.resumed else None,
             steps_redone=self._steps_redone(plan) if self.resumed else None,
             moved_bytes=self._moved_bytes(),
@@ -205,6 +216,21 @@ class _Story:
             for node, tasks in line.effect.get("placement", {}).items():
                 ranks = ", ".join(str(task.get("rank", "?")) for task in tasks)
                 yield f"rank{'s' if len(tasks) > 1 else ''} {ranks} on {node}"
+
+    def _from_pool(self) -> Iterator[FromPool]:
+        """What was asked for in this recovery. Getting it is part of `fence` and `launch`, not a time of its own."""
+        for asked in self._effects("RequestNode"):
+            request = asked.effect.get("request")
+            mine = [line for line in self.lines if line.event.get("request") == request]
+            granted = next((line for line in mine if line.event_type == "NodeGranted"), None)
+            refused = [line for line in mine if line.event_type == "NodeRefused"]
+            note = next((line for line in self.lines if line.request == request and line.companion is not None), None)
+            yield FromPool(
+                node=granted.event.get("node") if granted else None,
+                companion=note.companion if note and granted else None,
+                allocate_s=granted.mono - asked.mono if granted else None,
+                said=str(refused[-1].event.get("reason", "")) if refused else "",
+            )
 
     def _moved_bytes(self) -> int | None:
         restored = self._events("WorkerRestored")

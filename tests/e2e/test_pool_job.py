@@ -11,14 +11,15 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.testing import Fault
 from tests.e2e.cluster_job import NodeJob
-from tests.e2e.support import assert_no_process
+from tests.e2e.support import assert_no_process, report_of
 from tests.support.cluster import dev_cluster, wait_for
 from tests.support.people import unprivileged
 
 pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(300)]
 POOL = "flashspare"
-CUT = Fault("cut", rank=1, place="backward", kind="request", step=4)
-CONFIGURATIONS = {"plain": (), "prolog-flags": ("PrologFlags=Alloc,Contain",)}
+CUT = Fault("cut", rank=0, place="backward", kind="request", step=4)
+STAND = Fault("stand", rank=0, place="forward", kind="request", step=8)  # a victim of nothing: it waits for a word
+CONFIGURATIONS = {"plain": (), "prolog-flags": ("PrologFlags=Alloc,Contain", "Prolog=/bin/true")}
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
@@ -42,13 +43,15 @@ def pool_job(node_job: Callable[..., NodeJob]) -> Callable[..., NodeJob]:
 
 @pytest.fixture(scope="module")
 def calm(cluster: DevCluster, folder: Path) -> Callable[[int, int], Path]:
-    """The numbers of a job of that user that lost nothing (the data are those of their Python), by (ranks, steps)."""
+    """The numbers of a job of that user that lost nothing (the data are those of their Python)."""
     known: dict[tuple[int, int], Path] = {}
 
     def run(ranks: int, steps: int) -> Path:
         if (ranks, steps) not in known:
             name = f"calm-{cluster.spec.name}-{ranks}-{steps}"
-            job = NodeJob(cluster, folder, name, nodes=ranks, spares=0, steps=steps, person=unprivileged())
+            job = NodeJob(
+                cluster, folder, name, nodes=2, per_node=ranks // 2, spares=0, steps=steps, person=unprivileged()
+            )
             try:
                 job.finish(None)
             finally:
@@ -79,8 +82,8 @@ def assert_given_back(cluster: DevCluster, node: str = "n4") -> None:
 
 
 def test_a_lost_node_is_replaced_from_the_pool(cluster: DevCluster, pool_job, calm) -> None:
-    undisturbed = calm(3, 30)
-    job = pool_job(nodes=3, steps=30, faults=[CUT])
+    undisturbed = calm(4, 30)
+    job = pool_job(nodes=2, per_node=2, steps=30, faults=[CUT])
     job.hit("cut", cluster.cut_power)
     job.journal.wait_for(lambda: notes(job, "companion granted"), "a companion job", 120)
     assert companions(cluster) == ["RUNNING n4"]
@@ -88,6 +91,73 @@ def test_a_lost_node_is_replaced_from_the_pool(cluster: DevCluster, pool_job, ca
     (granted,) = notes(job, "companion granted")
     assert granted["node"] == "n4"
     assert f"(companion job {granted['companion']})" in job.submitted.output.read_text()
+    assert report_of(job.job_dir)["recoveries"][0]["launched"] == ["ranks 0, 1 on n4"]
     assert_given_back(cluster)
     assert_no_process(str(job.out))
     assert_no_process(str(job.job_dir / "secret"))
+
+
+def test_two_jobs_and_one_spare(cluster: DevCluster, pool_job, calm) -> None:
+    """One gets it; the other is told who has it, waits, and gets it when the first one ends."""
+    undisturbed = calm(2, 12)
+    first = pool_job(nodes=2, steps=12, faults=[CUT, STAND])
+    second = pool_job(nodes=2, steps=12, faults=[CUT], settings=("pool.wait_s=200",))
+    second.faults.await_armed("cut", 120)
+    first.hit("cut", cluster.cut_power)
+    first.faults.await_armed("stand", 120)
+    second.hit("cut", cluster.cut_power)
+    second.journal.wait_for(lambda: second.journal.events("NodeRefused"), "it is told to wait", 60)
+    assert companions(cluster)[::-1] == ["RUNNING n4", "PENDING"] or companions(cluster) == ["RUNNING n4", "PENDING"]
+    told = second.journal.events("NodeRefused")[0]
+    assert (told["reason"], told["may_retry"]) == ("pool flashspare: no node free: 1 of 1 in use", True)
+    assert f"{told['reason']}; waiting up to 200 s" in second.submitted.output.read_text()
+    first.faults.mark_fired("stand", 0.0)
+    first.finish(undisturbed, recoveries=1)
+    second.finish(undisturbed, recoveries=1)
+    assert [note["node"] for note in notes(second, "companion granted")] == ["n4"]
+    assert_given_back(cluster)
+
+
+def test_a_pool_without_a_free_node_is_a_clear_end(cluster: DevCluster, pool_job) -> None:
+    sleep = ["sbatch", "--parsable", "-N1", f"--reservation={POOL}", "--output=/dev/null", "--wrap=sleep 600"]
+    other = cluster.run(sleep, user=unprivileged().name, cwd="/tmp").stdout.strip()
+    wait_for(lambda: node_state(cluster, "n4") == "allocated", "another job has the node", 30)
+    job = pool_job(nodes=2, steps=50, faults=[CUT], settings=("pool.wait_s=5", "recovery.spare_wait_s=3"))
+    node = job.hit("cut", cluster.cut_power)
+    job.submitted.wait(120)
+    assert job.submitted.exit_code() == 75
+    last = job.submitted.output.read_text().splitlines()[-1]
+    assert f"no spare is left for rank 0 (node {node}: silent" in last
+    assert last.endswith("; pool flashspare: no node free: 1 of 1 in use; waited 5 s")
+    assert not companions(cluster), "nothing is left in the queue"
+    cluster.run(["scancel", other])
+    assert_given_back(cluster)
+
+
+def test_a_companion_job_that_is_cancelled_is_a_lost_node(cluster: DevCluster, pool_job, calm) -> None:
+    undisturbed = calm(2, 12)
+    job = pool_job(nodes=2, steps=12, faults=[CUT, STAND])
+    job.hit("cut", cluster.cut_power)
+    job.faults.await_armed("stand", 120)
+    (granted,) = notes(job, "companion granted")
+    cluster.run(["scancel", str(granted["companion"])])
+    job.faults.mark_fired("stand", 0.0)
+    job.finish(undisturbed, recoveries=2)
+    first, second = notes(job, "companion granted")
+    assert second["node"] == "n4" and second["companion"] != first["companion"]
+    assert_given_back(cluster)
+
+
+@pytest.mark.parametrize("how", ["scancel", "SIGTERM"])
+def test_a_job_that_is_ended_gives_its_node_back(cluster: DevCluster, pool_job, how: str) -> None:
+    job = pool_job(nodes=2, steps=50, faults=[CUT, STAND])
+    job.hit("cut", cluster.cut_power)
+    job.faults.await_armed("stand", 120)
+    assert companions(cluster) == ["RUNNING n4"]
+    if how == "scancel":
+        cluster.run(["scancel", str(job.submitted.id)])
+    else:
+        (started,) = notes(job, "job started")
+        cluster.run(["kill", "-TERM", str(started["pid"])], node=job.nodes[-1])
+    assert_given_back(cluster)
+    assert notes(job, "companion given back"), "it was we who did it"

@@ -298,6 +298,25 @@ def test_a_companion_job_that_ends_is_a_lost_node(play, place: Any, why: str) ->
     assert play(scene, GRANTED).events[1:] == [e.NodeLeft(1, "n4", why)]
 
 
+def test_a_node_that_comes_again_belongs_to_its_new_job(play) -> None:
+    """Slurm is faster than our poll: the former companion job has ended, and nobody has told us yet."""
+
+    async def scene(world: World) -> None:
+        world.ask()
+        await world.answer()
+        world.places[13] = JobPlace(13, "RUNNING", ("n4",), "n4")
+        world.ask(request=2)
+        await world.answer(2)
+        assert world.companions.job_of("n4") == 13
+        await until(lambda: world.cancelled)
+        world.places[12] = SlurmError("Invalid job id specified")
+        await asyncio.sleep(0.2)
+
+    world = play(scene, GRANTED, GRANTED.replace("12", "13"))
+    assert world.events == [e.NodeGranted(1, "n4"), e.NodeGranted(2, "n4")]
+    assert sorted(world.cancelled) == [12, 13]
+
+
 @pytest.mark.parametrize("error", [SlurmUnavailable("no controller"), SlurmError("Access/permission denied")])
 def test_not_being_able_to_look_is_no_end(play, error: Exception) -> None:
     async def scene(world: World) -> None:

@@ -246,3 +246,24 @@ def test_what_a_life_said_before_it_was_cut_off_is_not_heard_after() -> None:
         assert desk.events == [e.AgentJoined("n1", 1), e.WorkerJoined(0, 1)]
 
     play(scene)
+
+
+def test_a_node_from_a_pool_is_admitted_while_it_is_the_jobs() -> None:
+    async def scene(desk: Desk) -> None:
+        _, answer = await desk.agent("p1")
+        assert isinstance(answer, m.AgentRefused) and "not part of this job" in answer.reason
+        desk.plane.bar("p1", "Slurm says DOWN")  # some former life of it
+        desk.plane.include("p1")
+        channel, answer = await desk.agent("p1")
+        assert isinstance(answer, m.AgentWelcome)
+        desk.plane.exclude("p1", "given back")
+        assert await heard(channel) is None, "its agent is let go"
+        assert desk.detector.state_of("p1") == "unknown"
+        assert not [verdict for verdict in desk.verdicts if verdict.node == "p1"], "and nobody is blamed"
+        _, answer = await desk.agent("p1")
+        assert isinstance(answer, m.AgentRefused)
+        desk.plane.include("p1")
+        _, answer = await desk.agent("p1")
+        assert isinstance(answer, m.AgentWelcome) and answer.incarnation == 2
+
+    play(scene)

@@ -188,3 +188,33 @@ def test_what_slurm_says_of_a_node_that_is_asked_is_told(tmp_path: Path) -> None
 
     manager, _, _ = keep(tmp_path, FakeSlurm([NODES]), watch)
     assert manager.told[0] == ("n1", frozenset({"ALLOCATED"}))
+
+
+def test_a_node_that_comes_gets_its_agent_at_once_and_one_that_goes_is_asked_no_more(tmp_path: Path) -> None:
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        manager.dead = set()
+        await until(lambda: launcher.made)
+        manager.config = Config(recovery=Recovery(agent_retry_s=60))
+        keeper._config = manager.config
+        manager.dead, manager.nodes = {"n9"}, (*NODES, "n9")
+        keeper.include("n9")
+        await until(lambda: manager.failures)
+        keeper.exclude("n9")
+        manager.nodes = NODES
+        await asyncio.sleep(0.6)  # two rounds of the keeper
+
+    manager, launcher, _ = keep(tmp_path, None, watch)
+    assert [sorted(step.nodes) for step in launcher.made] == [["n1", "n2"], ["n9"]]
+    assert manager.failures == [("n9", "")]
+
+
+def test_a_node_that_left_and_comes_again_is_asked_again(tmp_path: Path) -> None:
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        await until(lambda: "node left the job" in manager.notes)
+        tries = len(launcher.made)
+        slurm.answers = [NODES]
+        keeper.include("n1")
+        await until(lambda: len(launcher.made) > tries)
+
+    slurm = FakeSlurm([("n2",)])
+    keep(tmp_path, slurm, watch)

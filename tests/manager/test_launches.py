@@ -123,6 +123,20 @@ def test_nodes_with_different_numbers_of_tasks_get_a_step_each(tmp_path: Path) -
     play(scene)
 
 
+def test_nodes_of_different_slurm_jobs_get_a_step_each(tmp_path: Path) -> None:
+    """A node from a pool is in a companion job, and a job step is in one job."""
+
+    async def scene() -> None:
+        world = World(tmp_path, "true")
+        world.jobs = {"n1": 12}
+        world.begin(0, 1, 2, 3)
+        await until(lambda: not world.launches.tasks)
+        assert sorted(sorted(step.nodes) for step in world.made) == [["n0"], ["n1"]]
+        assert [x.launch for _, x in world.sent] == [1, 2]
+
+    play(scene)
+
+
 def test_whoever_did_not_start_is_told_by_node(tmp_path: Path) -> None:
     async def scene() -> None:
         world = World(tmp_path, f"echo '{BAD}'; exit 1")

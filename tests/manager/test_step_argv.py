@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from flashrec.core.types import Assignment
 from flashrec.manager.steps import Contact, SlurmLauncher, agent_environment, worker_environment
 from flashrec.transport.paths import exit_socket_path, socket_path
@@ -42,3 +44,13 @@ def test_they_are_marked_for_the_plugin_and_are_not_redirected() -> None:
 def test_sockets_are_where_the_manager_says_if_that_exists_here(tmp_path: Path) -> None:
     assert socket_path("key", "n1", str(tmp_path)) == tmp_path / f"flashrec-{os.geteuid()}" / "key" / "n1.sock"
     assert socket_path("key", "n1", str(tmp_path / "gone")) == socket_path("key", "n1")
+
+
+def test_a_step_is_in_the_job_of_its_nodes() -> None:
+    launcher = SlurmLauncher(7, CONTACT, ("python", "t.py"), (), Path("/jobs/logs"), {"p1": 12}.get)
+    task = [Assignment(0, 0, 1, 1, False)]
+    assert "--jobid=7" in words(launcher.workers(3, {"n1": task, "n2": task}))
+    assert "--jobid=12" in words(launcher.workers(3, {"p1": task}))
+    assert "--jobid=12" in words(launcher.agents(["p1"], 1))
+    with pytest.raises(ValueError, match="one job"):
+        launcher.workers(3, {"n1": task, "p1": task})

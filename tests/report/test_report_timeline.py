@@ -3,6 +3,7 @@
 import pytest
 
 from flashrec.report.records import read_faults, read_journal
+from flashrec.report.text import details
 from flashrec.report.timeline import Recovery, Timeline, build_timeline
 
 from .journals import Writer, fault, wall
@@ -225,3 +226,42 @@ def test_unknown_kinds_and_fields_are_passed_over():
 def test_empty_journal_is_no_crash():
     timeline = timeline_of(b"")
     assert (timeline.recoveries, timeline.start_s, timeline.phase) == ((), None, None)
+
+
+def test_a_node_from_the_pool_is_shown_with_its_job_and_the_time_to_get_it():
+    writer = Writer().start()
+    writer.node_dies(10.0)
+    at = next(i for i, line in enumerate(writer.lines) if line.get("effect", {}).get("type") == "LaunchWorkers")
+    later = writer.lines[at:]
+    del writer.lines[at:]
+    writer.effect(10.01, "RequestNode", request=4, avoid=[], reason="node n1 is lost")
+    writer.event(10.02, "NodeRefused", request=4, reason="pool p: no node free: 1 of 1 in use", may_retry=True)
+    writer.line(10.5, "note", what="companion granted", request=4, node="n3", companion=17)
+    writer.event(10.51, "NodeGranted", request=4, node="n3")
+    writer.lines += later
+    for number, line in enumerate(writer.lines, 1):
+        line["seq"] = number
+    recovery = only_recovery(writer)
+    (answer,) = recovery.from_pool
+    assert (answer.node, answer.companion, round(answer.allocate_s, 6)) == ("n3", 17, 0.5)
+    assert dict(details(recovery))["from the pool"] == (
+        "n3 (companion job 17), allocated in 0.500 s; pool p: no node free: 1 of 1 in use"
+    )
+    assert sum(value or 0 for value in recovery.durations.values()) == pytest.approx(recovery.rto_s)
+
+
+def test_what_the_pool_did_not_give_is_shown_with_its_answer():
+    writer = Writer().start()
+    writer.line(10.0, "event", generation=1, phase="RUNNING", event={"type": "NodeCondemned", "node": "n1"})
+    writer.move(10.0, "RUNNING", "FENCING", "node n1")
+    writer.effect(10.0, "RequestNode", request=1, avoid=[], reason="node n1")
+    writer.event(10.1, "NodeRefused", request=1, reason="pool p: limit reached", may_retry=False)
+    writer.effect(10.1, "RequestNode", request=2, avoid=[], reason="node n1")
+    writer.move(40.0, "FENCING", "STOPPED", "no spare")
+    recovery = only_recovery(writer)
+    assert [(a.node, a.allocate_s, a.said) for a in recovery.from_pool] == [
+        (None, None, "pool p: limit reached"), (None, None, ""),
+    ]  # fmt: skip
+    assert [text for label, text in details(recovery) if label == "from the pool"] == [
+        "pool p: limit reached", "no answer",
+    ]  # fmt: skip
