@@ -36,6 +36,23 @@ def test_shape(request_: Request, num_nodes: int, environ: dict[str, str], expec
 
 
 @pytest.mark.parametrize(
+    ("least", "most", "spares", "num_nodes", "active"),
+    [(2, 4, 1, 6, 4), (2, 4, 1, 5, 4), (2, 4, 1, 4, 3), (2, 4, 2, 4, 2), (2, 4, None, 3, 2), (2, 4, None, 2, 2)],
+)
+def test_a_range_of_nodes_leaves_the_spares_free(
+    least: int, most: int, spares: int | None, num_nodes: int, active: int
+) -> None:
+    request = msgspec.structs.replace(asked(nodes=most, spares=spares), least_nodes=least)
+    assert shape(request, num_nodes, {}) == Shape(active, 1, num_nodes - active)
+
+
+def test_a_range_of_nodes_that_does_not_fit() -> None:
+    request = msgspec.structs.replace(asked(nodes=4, spares=2), least_nodes=2)
+    with pytest.raises(RequestError, match="2 active nodes and 2 spares need 4 nodes, but the allocation has 3"):
+        shape(request, 3, {})
+
+
+@pytest.mark.parametrize(
     ("request_", "num_nodes", "environ", "said"),
     [
         (asked(spares=5), 5, {}, "leave 0 for ranks"),

@@ -94,6 +94,40 @@ def replayed(lines: list[dict[str, Any]], limits) -> tuple[Machine, list[AnyEffe
     return machine, effects
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_with_its_code(number: signal.Signals, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            await it.running()
+            os.kill(os.getpid(), number)
+            assert await it.task == 128 + number
+
+    play(scene)
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            await it.running()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await it.finish()
+            assert it.machine.exit_code == 0
+
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        play(scene)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_ranks_are_marked_for_the_plugin_without_any_environment(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            assert it.manager._welcome(1).env["FLASHREC_HANDED_OVER"] == "1"
+
+    play(scene)
+
+
 def test_a_job_with_recoveries_replays_from_its_journal(tmp_path: Path) -> None:
     """A worker dies, a node's agent dies, the job finishes: the journal gives the same state and the same effects."""
 
