@@ -198,6 +198,7 @@ def test_the_environment_cannot_change_the_output(fake: Fake, tmp_path: Path, mo
     seen = (tmp_path / "squeue.env").read_text()
     assert "forged" not in seen
     assert "LC_ALL=C\n" in seen
+    assert "TZ=UTC0\n" in seen, "times are read as UTC"
     assert "SLURM_CONF=/kept\n" in seen
 
 

@@ -127,7 +127,7 @@ def test_a_field_that_cannot_be_read_is_an_error(field: str, value: object) -> N
 def test_reservations_are_read_strictly() -> None:
     assert plaintext.reservations_of("No reservations in the system\n") == ()
     line = recorded("24.11", "show-reservation.txt").strip()
-    said = plaintext.reservations_of(f"{line} Comment=x State=INACTIVE Users=eve\n")
+    said = plaintext.reservations_of(f"{line} Comment=free text State=INACTIVE Users=eve\n")
     assert said[0].is_active and said[0].users == ("root",)
     for wrong in (
         "garbage",

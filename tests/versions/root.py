@@ -1,7 +1,7 @@
-"""A Debian root with another Slurm release: made by mmdebstrap, kept in a cache, entered in namespaces that end with us.
+"""A Debian root with another Slurm release: made by mmdebstrap, kept in a cache, entered in namespaces of our own.
 
-The cache is $FLASHREC_ROOTS, else ~/.cache/flashrec/roots: NAME/ is a root that is complete, .NAME.new one that is being
-made, NAME.lock is held by whoever uses or makes it. Nothing is mounted outside of our own mount namespaces.
+The cache is $FLASHREC_ROOTS, else ~/.cache/flashrec/roots: NAME/ is a root that is complete, .NAME.new one that is
+being made, NAME.lock is held by whoever uses or makes it. Every mount and process is in namespaces that end with us.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Root:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise RootError(
                 f"mmdebstrap failed with exit code {done.returncode} ({log}):\n{tail}\n"
-                f"Is {self._mirror} reachable from here? Another mirror: make test-slurm SLURM={self.release} MIRROR=URL"
+                f"Is {self._mirror} reachable from here? For another: make test-slurm SLURM={self.release} MIRROR=URL"
             )
         draft.rename(self.path)
 

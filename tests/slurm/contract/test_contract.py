@@ -255,7 +255,9 @@ def test_undrain_leaves_a_lost_node_down(ask: Ask, scheduler: Scheduler, cluster
     await_usable(ask, scheduler, "n2")
 
 
-def test_reservations(ask: Ask, scheduler: Scheduler, cluster: DevCluster) -> None:
+def test_reservations(ask: Ask, make: Make, cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    scheduler = make()
     assert ask(scheduler.reservations()) == ()
     assert ask(scheduler.reservation("spares")) is None
     ask(scheduler.create_reservation("spares", node_count=2, partition="main", users=[USER],
