@@ -59,7 +59,8 @@ def test_a_member_that_does_not_answer_stays_but_is_not_taken_in() -> None:
 def test_substitutes_stand_in_only_while_needed() -> None:
     others = [node("s1", features="gpu"), node("s2", "ALLOCATED", features="gpu", busy=8)]
     lost = facts([node("n1", "DOWN"), node("n2"), *others], reservation("n1", "n2"))
-    assert new_nodes(plan(lost, substitutes="gpu")) == ("n2", "s1"), "an idle one, never a busy one"
+    assert new_nodes(plan(lost, substitutes="gpu")) == ("n2", "s1")
+    assert new_nodes(plan(lost, substitutes="gpu", size=3)) == ("n2", "s1"), "an idle one, never a busy one"
     back = facts([node("n1"), node("n2"), *others], reservation("n2", "s1"))
     assert new_nodes(plan(back, substitutes="gpu")) == ("n1", "n2")
 
