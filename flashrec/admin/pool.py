@@ -132,7 +132,7 @@ def wanted_size(config: PoolConfig, facts: PoolFacts) -> int:
 
 
 def choose_members(config: PoolConfig, facts: PoolFacts, held: ReservationInfo | None) -> tuple[str, ...]:
-    """Names of the nodes that make the pool now, sorted; those of `held` if there is no usable node at all."""
+    """Names of the nodes that make the pool now, sorted; none if there is no usable one."""
     current = frozenset(held.nodes) if held else frozenset()
     elsewhere = {name for other in facts.reservations if other.name != config.name for name in other.nodes}
     ranked = []
@@ -141,7 +141,7 @@ def choose_members(config: PoolConfig, facts: PoolFacts, held: ReservationInfo |
         if rank is not None and (node.name in current or node.name not in elsewhere):
             ranked.append((rank, node.name))
     chosen = [name for _, name in sorted(ranked)][: wanted_size(config, facts)]
-    return tuple(sorted(chosen)) or tuple(sorted(current))
+    return tuple(sorted(chosen))
 
 
 def _rank(config: PoolConfig, node: NodeInfo, is_member: bool) -> int | None:

@@ -334,7 +334,7 @@ def main(which, environ):
         attempt(cancel_companions, job)
         if job.folder and not job.is_controller:
             attempt(drain_reported, job, settings(environ))
-            shutil.rmtree(job.folder, ignore_errors=True)
+            attempt(shutil.rmtree, job.folder, True)
 
 
 if __name__ == "__main__":
