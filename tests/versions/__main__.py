@@ -45,7 +45,7 @@ STEPS = (
     Step("contract-pyslurm", PYTEST, ("tests/slurm/contract",), {"FLASHREC_TEST_SCHEDULERS": "pyslurm"}, ("26.05",)),
     Step("plugin", PYTEST, ("tests/plugin",)),
     Step("pool", PYTEST, ("tests/admin", "tests/hooks", "tests/lua", "tests/e2e/test_pool_admin.py",
-                          "tests/e2e/test_pool_job.py")),
+                          "tests/e2e/test_pool_job.py", "tests/e2e/test_drain_path.py")),
     Step("recovery", PYTEST, ("tests/e2e/test_demo.py",)),
     Step("srun", PYTEST, ("tests/e2e/test_srun_flashrecovery.py",)),
 )  # fmt: skip
