@@ -110,6 +110,7 @@ class Companions:
             except SlurmError as err:
                 self._note("Slurm could not be asked", error=str(err))
                 await asyncio.sleep(self._poll_interval_s)
+        await self._look_for_pool()
         while True:
             await asyncio.sleep(self._poll_interval_s)
             for companion in [c for c in self._companions.values() if not c.is_over]:
@@ -140,6 +141,15 @@ class Companions:
         if self._like is None:
             self._like = await self._scheduler.job(self._job_id)
         return self._like
+
+    async def _look_for_pool(self) -> None:
+        """Say at the start what would be a surprise after the first loss."""
+        with contextlib.suppress(SlurmError):
+            if await self._scheduler.reservation(self._pool) is None:
+                self._job.say(
+                    f"warning: there is no reservation {self._pool} (or you may not see it): until there is one, no "
+                    "lost node is replaced from it (flashrec pool status)"
+                )
 
     async def _get(self, companion: Companion, avoid: tuple[str, ...]) -> None:
         while not companion.is_over:
@@ -246,7 +256,7 @@ class Companions:
         try:
             place = await self._client.job(companion.job_id)
         except SlurmError as err:
-            if isinstance(err, SlurmUnavailable) or not any(sign in str(err).lower() for sign in _GONE):
+            if not any(sign in str(err).lower() for sign in _GONE):
                 return
             state = "over"
         else:

@@ -25,6 +25,8 @@ async def _run(request: Request) -> int:
     if not request.command:
         raise RequestError("no command: flashrec run [options] -- python train.py …")
     if request.local_nodes:
+        if request.config.pool.reservation:
+            raise RequestError("a pool is a reservation of Slurm: without Slurm there is none (--local with --pool)")
         nodes = tuple(f"local{index}" for index in range(request.local_nodes))
         made = shape(request, len(nodes), {})
         files = _output_files(request, made)

@@ -369,6 +369,17 @@ def test_a_salloc_that_had_to_be_killed_leaves_no_job(play, monkeypatch: pytest.
     assert play(scene, "trap '' TERM; while :; do sleep 0.02; done").cancelled == [77], "found by its name"
 
 
+@pytest.mark.parametrize(("answer", "is_warned"), [(None, True), (POOL, False), (SlurmUnavailable("away"), False)])
+def test_a_pool_that_is_not_there_is_said_at_the_start(play, answer: Any, is_warned: bool) -> None:
+    async def scene(world: World) -> None:
+        world.reservation_answer = answer
+        await asyncio.sleep(0.2)
+
+    said = play(scene, GRANTED).said
+    assert (said != []) == is_warned
+    assert not is_warned or "there is no reservation p" in said[0]
+
+
 def test_no_salloc_is_a_refusal(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         (world.folder / "salloc").unlink()

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from flashrec.config.schema import Config, Pool
+from flashrec.manager.entry import run
 from flashrec.manager.request import Request, RequestError, Shape, shape
 
 
@@ -77,3 +78,8 @@ def test_a_job_with_a_pool_keeps_no_spares_unless_told_to() -> None:
     for config, spares in [(Config(pool=pool), 0), (Config(pool=pool, spares=1), 1)]:
         made = shape(Request(("true",), (), None, None, None, config), 5, {})
         assert made == Shape(5 - spares, 1, spares)
+
+
+def test_there_is_no_pool_without_slurm() -> None:
+    with pytest.raises(RequestError, match="--local with --pool"):
+        run(Request(("true",), (), None, None, None, Config(pool=Pool(name="p")), local_nodes=3))
