@@ -1,12 +1,18 @@
 """Each rule about slurm.conf: a healthy value passes, a harmful one is named with what to do."""
 
+from pathlib import Path
+
 import pytest
 
+from flashrec.admin.doctor.facts import parse_version
 from flashrec.admin.doctor.finding import Status
+from flashrec.admin.doctor.plugin_checks import plugstack_path
 from flashrec.admin.doctor.settings import Settings, check_settings
+from flashrec.slurm.plaintext import config_of
 from tests.doctor.builders import HEALTHY, by_name, not_ok
 
 NEW = (24, 11, 5)
+FIXTURES = Path(__file__).parents[1] / "slurm/fixtures"
 
 
 def test_healthy_cluster_is_fine() -> None:
@@ -70,3 +76,16 @@ def test_values_are_read_as_slurm_writes_them() -> None:
     assert [settings.seconds(key) for key in "abce"] == [300, 300, 0, 65534]
     assert settings.words("d") == {"alloc", "contain"}
     assert settings.text("c") == ""
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
+def test_every_setting_is_found_in_what_each_release_prints(release: str) -> None:
+    """Recorded from real controllers (tests/slurm/fixtures)."""
+    text = (FIXTURES / release / "show-config.txt").read_text()
+    shown = config_of(text)
+    version = parse_version(shown["SLURM_VERSION"])
+    assert version is not None
+    findings = check_settings(shown, version)
+    assert [found.what for found in findings if found.status is Status.UNKNOWN] == []
+    assert text.startswith("Configuration data as of 2"), "where the controller's clock is read"
+    assert plugstack_path(shown) is not None

@@ -17,6 +17,7 @@ from flashrec.admin.doctor.glue import check_glue
 from flashrec.admin.doctor.plugin_checks import check_plugin, find_line
 from flashrec.admin.doctor.plugstack import PluginLine
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
+from flashrec.admin.doctor.root_files import check_root_files
 from flashrec.admin.doctor.slurm_checks import check_slurm
 from flashrec.admin.pool_sync import PoolError
 from flashrec.slurm.command import Commands
@@ -88,7 +89,7 @@ async def _this_machine(facts: Facts, commands: Commands, environ: Mapping[str, 
             commands, environ, auth_info=config.get("AuthInfo", ""), num_nodes=nodes, port=port
         )
         mounts = Path("/proc/self/mounts").read_text(errors="replace")
-        return [*found, machine.file_system(Path(os.getcwd()), mounts)]
+        return [*found, machine.file_system(Path(os.getcwd()), mounts), *check_root_files(config)]
     except Exception as error:
         return [_broken("machine", error)]
 
