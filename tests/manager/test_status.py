@@ -1,0 +1,41 @@
+"""What `flashrec status` is given: with a pool also where each node came from, and the pool's last word."""
+
+from __future__ import annotations
+
+from flashrec.cli.status import headline
+from flashrec.core.detection import Detector
+from flashrec.core.limits import Timing
+from flashrec.manager.status import snapshot
+from tests.core.driver import Driver
+
+
+def driver_with_a_pool_node() -> Driver:
+    driver = Driver()
+    for line in (
+        "pool max_swaps=2", "job n1 n2 active=2 per_node=1", "agent n1 n2", "started all", "joined all",
+        "restored all v=0", "condemn n1", "grant 1 p1", "agent p1",
+    ):  # fmt: skip
+        driver.do(line)
+    return driver
+
+
+def test_a_node_from_the_pool_is_shown_with_its_companion_job() -> None:
+    machine = driver_with_a_pool_node().machine
+    shown = snapshot(7, machine, Detector(Timing()), {}, {"p1": 12}.get)
+    assert {node["node"]: node["companion_job"] for node in shown["nodes"]} == {"n1": None, "n2": None, "p1": 12}
+    assert shown["pool"] == "1 taken so far"
+    assert headline(shown, 0.0).endswith("pool: 1 taken so far")
+
+
+def test_what_the_pool_said_is_shown_and_a_node_that_was_given_back_is_not() -> None:
+    driver = driver_with_a_pool_node()
+    driver.do("left p1 companion job 12 is CANCELLED")
+    driver.do("refuse 2 retry=1")
+    shown = snapshot(7, driver.machine, Detector(Timing()), {}, {}.get)
+    assert [node["node"] for node in shown["nodes"]] == ["n1", "n2"]
+    assert shown["pool"] == "1 taken so far; waiting for 1 more; pool flashspare: no node free: 1 of 1 in use"
+
+
+def test_without_a_pool_nothing_is_said_of_one() -> None:
+    shown = snapshot(7, driver_with_a_pool_node().machine, Detector(Timing()), {})
+    assert "pool" not in shown and "companion_job" not in shown["nodes"][0]
