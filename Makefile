@@ -19,7 +19,7 @@ PYTEST ?=
 # Network namespaces and the Slurm daemons of the dev cluster need root.
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo env "PATH=$$PATH" PYTHONDONTWRITEBYTECODE=1)
 PYTHON_FILES = $(wildcard flashrec tests examples benchmarks slurm_plugin/health/checks)
-SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch slurm_plugin/health/flashrec-node-health slurm_plugin/packaging/build-* slurm_plugin/packaging/deb/p*) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
+SHELL_FILES = $(wildcard .ci/* sbatch_templates/*.sbatch slurm_plugin/health/flashrec-node-health slurm_plugin/packaging/build-* slurm_plugin/packaging/deb/p* slurm_plugin/hooks/flashrec-*) $(shell find . -name '*.sh' -not -path './$(VENV)/*')
 C_FILES = $(wildcard slurm_plugin/*.[ch] slurm_plugin/*/*.[ch])
 
 help:
