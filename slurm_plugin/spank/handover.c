@@ -48,8 +48,8 @@ static bool is_executable(const char *path)
 }
 
 /*
- * The first executable `flashrec` of PATH. An empty entry would mean whatever folder we are
- * in: it is left out.
+ * The first executable `flashrec` of PATH. Entries that mean another folder wherever we are do not
+ * count.
  */
 static const char *find_in_path(char found[MAX_PATH])
 {
@@ -58,7 +58,7 @@ static const char *find_in_path(char found[MAX_PATH])
 	while (at && *at) {
 		size_t length = strcspn(at, ":");
 
-		if (length > 0 && length + sizeof("/flashrec") <= MAX_PATH) {
+		if (at[0] == '/' && length + sizeof("/flashrec") <= MAX_PATH) {
 			snprintf(found, MAX_PATH, "%.*s/flashrec", (int)length, at);
 			if (is_executable(found))
 				return found;

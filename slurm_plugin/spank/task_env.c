@@ -53,7 +53,7 @@ static bool is_ours(spank_t spank)
 
 int flashrec_task_env_user_init(spank_t spank)
 {
-	if (flashrec_option()->is_given && is_batch_script(spank)) {
+	if (is_batch_script(spank)) {
 		restore(spank, FLASHREC_KEPT FLASHREC_ENV_PLUGIN, FLASHREC_ENV_PLUGIN);
 		restore(spank, FLASHREC_KEPT FLASHREC_ENV_SPEC, FLASHREC_ENV_SPEC);
 		restore(spank, FLASHREC_KEPT FLASHREC_ENV_SUBMIT_LINE, FLASHREC_ENV_SUBMIT_LINE);

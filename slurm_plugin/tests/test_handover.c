@@ -225,6 +225,15 @@ static void test_command_line_that_is_not_as_getopt_said(void)
 	words[1] = words[2];
 	check_refused("not as expected");
 	start(LINE("srun --flashrecovery a"), 2, 1U << 1, NULL);
+	words[1] = (char[]){"--"};
+	check_refused("not as expected");
+	start(LINE("srun --f --f --f --f --f --f --f --f --f --f --f --f --f --f --f --f a"), 17,
+	      0x1fffe, NULL);
+	check_becomes("run --flashrecovery= -- a");
+	start(LINE("srun --f --f --f --f --f --f --f --f --f --f --f --f --f --f --f --f --f a"),
+	      18, 0x3fffe, NULL);
+	check_refused("not as expected");
+	start(LINE("srun --flashrecovery a"), 2, 1U << 1, NULL);
 	fake.cmdline = NULL;
 	check_refused("cannot be read");
 }
@@ -255,10 +264,10 @@ static void test_path(void)
 	check_becomes("run --flashrecovery= -- a");
 	CHECK_TEXT(fake.became_path, executable);
 
-	/* an empty entry is not the folder we are in */
+	/* nor an empty one */
 	CHECK(chdir(bin) == 0);
-	for (int i = 0; i < 3; i++) {
-		setenv("PATH", ((const char *[]){"", ":", ":/nowhere:"})[i], 1);
+	for (int i = 0; i < 4; i++) {
+		setenv("PATH", ((const char *[]){"", ":", ":/nowhere:", "."})[i], 1);
 		start(LINE("srun --flashrecovery a"), 2, 1U << 1, NULL);
 		args.executable = NULL;
 		check_refused("no flashrec in PATH");

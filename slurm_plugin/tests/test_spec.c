@@ -57,6 +57,33 @@ static void check_bad(const char *text, int number)
 		CHECK(*at >= ' ' && *at <= '~');
 }
 
+/* What users read. */
+static void test_reasons(void)
+{
+	static const char *const CASES[][2] = {
+	    {"spares=two", "not a number of 1 to 6 digits: \"two\""},
+	    {"spare=1", "unknown item: \"spare=1\""},
+	    {"spares", "a value is missing: \"spares\""},
+	    {"spares=1,", "an item is empty: \"\""},
+	    {"spares=1,off", "off stands alone, without other items: \"off\""},
+	    {"tier=hot", "tier is warm or pool, not: \"hot\""},
+	    {"pool=a b", "not a pool's name (1 to 63 letters, digits, - _ .): \"a b\""},
+	    {"pool=a,pool=b", "given twice: \"pool\""},
+	    {"config=", "config wants the name of a file, not: \"\""},
+	    {"config=a\tb", "control character in the file name: \"a?b\""},
+	    {"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+	     "unknown item: \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\""},
+	};
+
+	for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+		struct flashrec_spec spec;
+		char reason[FLASHREC_REASON_MAX];
+
+		CHECK(!flashrec_spec_parse(CASES[i][0], &spec, reason));
+		CHECK_TEXT(reason, CASES[i][1]);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static char line[MAX_LINE], spec[MAX_LINE], canonical[MAX_LINE];
@@ -88,6 +115,7 @@ int main(int argc, char **argv)
 		}
 	}
 	fclose(file);
+	test_reasons();
 	CHECK(num_good > 20 && num_bad > 60);
 	PASSED("spec");
 	return 0;

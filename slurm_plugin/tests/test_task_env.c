@@ -90,16 +90,14 @@ static void test_batch_script_gets_what_sbatch_kept(void)
 	CHECK(!fake_value(&fake.job_env, "FLASHREC_NO_KILL"));
 }
 
-/* Kept by the job that this one was submitted from. */
 static void test_job_without_the_option_gets_nothing(void)
 {
 	char *script[] = {train, NULL};
 
 	start(script);
 	fake.step = SLURM_BATCH_SCRIPT;
-	keep("SLURM_SPANK_FLASHREC_SPEC", "spares=1");
 	CHECK(flashrec_task_env_user_init(NULL) == 0);
-	CHECK(!fake_value(&fake.job_env, "FLASHREC_SPEC"));
+	CHECK(fake.job_env.count == 0);
 }
 
 static void test_items_that_cannot_be_had(void)

@@ -58,14 +58,26 @@ static void start(void)
 	fake.argv = words;
 }
 
+static int num_open(void)
+{
+	int count = 0;
+
+	for (int fd = 0; fd < 64; fd++)
+		count += fcntl(fd, F_GETFD) != -1;
+	return count;
+}
+
 /* Ends the test program if it blocks. */
 static void send_one(void)
 {
+	int before = num_open();
+
 	errno = ENOTTY;
 	alarm(10);
 	CHECK(flashrec_task_exit(NULL) == 0);
 	alarm(0);
 	CHECK(errno == ENOTTY);
+	CHECK(num_open() == before);
 	CHECK_TEXT(fake.said, "");
 	CHECK((uid_t)setfsuid((uid_t)-1) == geteuid());
 }
@@ -279,21 +291,23 @@ static void test_socket_of_another_user(void)
 	fake.uid = OTHER_USER;
 	send_one();
 	CHECK(!arrives(fd));
+	/* even if that user lets everybody send */
+	CHECK(chmod(folder, 0755) == 0 && chmod(path, 0777) == 0);
+	send_one();
+	CHECK(!arrives(fd));
+	CHECK(chmod(folder, 0700) == 0);
 	close(fd);
 }
 
-static int swapped_in;
-
 static void swap(void)
 {
-	swapped_in = listen_at(second_path);
 	CHECK(rename(second_path, path) == 0);
 }
 
 /* A user puts another socket into the place of the one that was looked at. */
 static void test_socket_cannot_be_exchanged(void)
 {
-	int fd = listen_at(path);
+	int fd = listen_at(path), swapped_in = listen_at(second_path);
 
 	start();
 	fake.before_fstat = swap;
