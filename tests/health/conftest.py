@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -37,3 +38,22 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", folder], check=False)
         wait_for(lambda: subprocess.run(["umount", folder], check=False).returncode == 0, "the file system to be free")
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[Path]:
+    """A file system that answers nothing, as a dead file server: even to look for a name in it hangs."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("a file system without a server needs root and /dev/fuse")
+    folder = tmp_path / "silent"
+    folder.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if ctypes.CDLL(None).mount(b"silent", bytes(folder), b"fuse", ctypes.c_ulong(0), options) != 0:
+        os.close(server)
+        pytest.skip("FUSE cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        os.close(server)  # everybody who hangs gets an error
+        subprocess.run(["umount", "--lazy", folder], check=True)

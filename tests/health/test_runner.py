@@ -13,7 +13,7 @@ import pytest
 from flashrec.health import CheckFileError, Status, run_checks
 from flashrec.health.catalog import doubt_about
 from flashrec.health.checkfile import parse
-from flashrec.health.process import KILL_GRACE_S, run_bounded
+from flashrec.health.process import KILL_GRACE_S, _Pipe, run_bounded
 from tests.health.support import CheckDir, needs_root, only_finding, statuses, verdict
 from tests.support.cluster import is_gone, wait_for
 
@@ -195,6 +195,28 @@ def test_a_check_that_no_signal_reaches_is_left_behind(checks: CheckDir, tmp_pat
     assert finding.verdict.status is Status.FAIL
     assert finding.verdict.reason == "did not end within 1 s; it outlives SIGKILL in state D"
     assert not is_gone(int((tmp_path / "pid").read_text()))  # the fault was real
+
+
+def test_a_program_on_a_dead_file_server_does_not_hang_its_starter(silent: Path) -> None:
+    """exec itself does not return; whoever waits for it hangs as well."""
+    started = time.monotonic()
+    ended = asyncio.run(run_bounded([str(silent / "check")], ENV, 0.5))
+    assert time.monotonic() - started < 15
+    assert ended.exit_code is None
+
+
+def test_what_was_written_before_the_end_is_read_after_it() -> None:
+    async def read() -> bytes:
+        reader, writer = os.pipe()
+        pipe = _Pipe(reader, 1000, lambda: None)
+        os.write(writer, b"words")
+        pipe.read_rest()
+        pipe.close()
+        os.close(reader)
+        os.close(writer)
+        return bytes(pipe.data)
+
+    assert asyncio.run(read()) == b"words"
 
 
 def test_the_rest_of_the_output_is_read_after_the_end() -> None:
