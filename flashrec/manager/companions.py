@@ -47,11 +47,13 @@ class Job(Protocol):
 
 
 class Companion(msgspec.Struct, eq=False):
-    """One request. node: '' until it was granted. is_over: nothing is said about it any more."""
+    """One request. getting: until its answer; running: salloc, which may end later. node: '' until it was granted.
+    is_over: nothing is said about it any more."""
 
     request: int
     asked_at: float
     getting: asyncio.Task[None] | None = None
+    running: asyncio.Task[Outcome] | None = None
     salloc: Salloc | None = None
     job_id: int | None = None
     node: str = ""
@@ -180,7 +182,14 @@ class Companions:
         companion.salloc = Salloc(argv, salloc_environment(os.environ), lambda: self._has_to_wait(companion))
         if companion.is_over:
             return Outcome(False, None, "not wanted any more")
-        outcome = await companion.salloc.run(self._wait_s + SALLOC_GRACE_S)
+        salloc = companion.salloc
+        companion.running = ending = asyncio.create_task(salloc.run(self._wait_s + SALLOC_GRACE_S))
+        granted = asyncio.create_task(salloc.granted.wait())
+        try:
+            await asyncio.wait([ending, granted], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            granted.cancel()
+        outcome = ending.result() if ending.done() else Outcome(True, salloc.job_id, "")
         companion.job_id = outcome.job_id
         return outcome
 
@@ -235,7 +244,7 @@ class Companions:
             reason = await self._who_has_them()
         except SlurmError:
             reason = "no node free"
-        is_waiting = companion.salloc is not None and not companion.salloc.is_granted and not companion.is_over
+        is_waiting = companion.salloc is not None and not companion.salloc.granted.is_set() and not companion.is_over
         if is_waiting and f"pool {self._pool}: {reason}" != companion.said:
             self._refused(companion, reason, True)
 
@@ -272,13 +281,15 @@ class Companions:
 
     async def _end(self, companion: Companion, reason: str) -> None:
         """Take the request out of Slurm's queue, or cancel the job. Bounded; what may be left is said."""
-        getting, salloc = companion.getting, companion.salloc
-        if getting is not None and not getting.done():
-            if salloc is not None:
-                salloc.withdraw()
-            await asyncio.wait([getting], timeout=WITHDRAW_TIMEOUT_S if salloc is not None else 0)
-            getting.cancel()
-            await asyncio.wait([getting])
+        salloc = companion.salloc
+        if salloc is not None:
+            salloc.withdraw()
+        tasks = [task for task in (companion.getting, companion.running) if task is not None and not task.done()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=WITHDRAW_TIMEOUT_S if salloc is not None else 0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         if salloc is None:
             return
         jobs = [salloc.job_id] if salloc.job_id is not None else await self._nameless() if salloc.was_killed else []

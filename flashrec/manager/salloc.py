@@ -2,7 +2,8 @@
 
 Slurm's own queue decides between jobs that want the same node, so salloc waits in it, for a bounded time, and is told
 to end when the node is not wanted any more. What it prints is read as it comes: the number of the job first of all,
-for without it nobody could cancel the job.
+for without it nobody could cancel the job. Once the node is granted, salloc is not waited for: with PrologFlags=Alloc
+it looks only every 3 s whether the prolog has ended, while srun starts its step as soon as it has (measured, 22.05).
 """
 
 from __future__ import annotations
@@ -34,32 +35,34 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Salloc:
-    """One try. `job_id` is known from the moment Slurm has it; on_pending is called if the job has to wait."""
+    """One try. `job_id` is known from the moment Slurm has it; on_pending is called if the job has to wait. `granted`
+    is set when Slurm has given the node; salloc may go on for long, and gives the node back if it is ended then."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], on_pending: Callable[[], None]) -> None:
         self._argv, self._env, self._on_pending = argv, env, on_pending
         self._process: asyncio.subprocess.Process | None = None
         self._is_unwanted = False
         self.job_id: int | None = None
-        self.is_granted = self.was_pending = self.was_killed = False
+        self.granted = asyncio.Event()
+        self.was_pending = self.was_killed = False
 
     async def run(self, timeout_s: float) -> Outcome:
-        """Until salloc has ended. Raises OSError if there is no salloc."""
+        """Until salloc has ended; timeout_s: until the grant. Raises OSError if there is no salloc."""
         self._process = await asyncio.create_subprocess_exec(
             *self._argv, env=dict(self._env), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         said: list[str] = []
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 if self._is_unwanted:
                     self._signal(signal.SIGTERM)
-                await self._listen(self._process, said)
+                await self._listen(self._process, said, limit)
         except TimeoutError:
             said.append(f"salloc did not end within {timeout_s:g} s")
         finally:
             await self._end()
-        is_granted = self.is_granted and self._process.returncode == 0
+        is_granted = self.granted.is_set() and self._process.returncode == 0
         return Outcome(is_granted, self.job_id, "; ".join(said) or f"salloc ended with code {self._process.returncode}")
 
     def withdraw(self) -> None:
@@ -67,15 +70,17 @@ class Salloc:
         self._is_unwanted = True
         self._signal(signal.SIGTERM)
 
-    async def _listen(self, process: asyncio.subprocess.Process, said: list[str]) -> None:
+    async def _listen(self, process: asyncio.subprocess.Process, said: list[str], limit: asyncio.Timeout) -> None:
         assert process.stderr is not None
         async for raw in process.stderr:
             line = raw.decode(errors="replace").strip()
             found = _JOB.search(line)
             if found:
                 self.job_id = int(found[2])
-                self.is_granted = found[1] == "Granted"
-                if not self.is_granted:
+                if found[1] == "Granted":
+                    limit.reschedule(None)
+                    self.granted.set()
+                else:
                     self.was_pending = True
                     self._on_pending()
             elif "error:" in line or "revoked" in line:

@@ -176,6 +176,20 @@ def test_a_node_that_is_given_back_is_cancelled_once(play) -> None:
     assert world.cancelled == [12]
 
 
+@pytest.mark.parametrize("how", ["over", "given back"])
+def test_a_node_is_used_before_its_salloc_has_ended(play, how: str) -> None:
+    async def scene(world: World) -> None:
+        world.ask()
+        await world.answer()
+        if how == "given back":
+            world.companions.release(ReleaseNode(1, "n4", "no rank is on it"))
+            await until(lambda: world.cancelled)
+
+    world = play(scene, f"trap 'exit 1' TERM; {GRANTED}; while :; do sleep 0.02; done")
+    assert world.events == [e.NodeGranted(1, "n4")]
+    assert world.cancelled == [12]
+
+
 def test_a_refusal_is_final_and_names_the_pool(play) -> None:
     async def scene(world: World) -> None:
         world.ask()

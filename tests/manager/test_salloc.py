@@ -152,3 +152,21 @@ def test_one_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert made.was_killed and not outcome.is_granted
     assert not Path(f"/proc/{mark.read_text().strip()}").exists()
     assert "did not end within 0.5 s" in outcome.said
+
+
+def test_a_granted_node_is_not_kept_waiting_and_its_salloc_is_not_hurried(tmp_path: Path) -> None:
+    """With PrologFlags=Alloc salloc goes on for seconds; ended before, it gives the node back."""
+    over = tmp_path / "over"
+
+    async def scene() -> Outcome:
+        script = f"echo 'salloc: Granted job allocation 12' >&2; while [ ! -e {over} ]; do sleep 0.02; done"
+        made = Salloc(["sh", "-c", script], os.environ, lambda: None)
+        async with asyncio.timeout(LIMIT_S):
+            running = asyncio.create_task(made.run(0.3))
+            await made.granted.wait()
+            await asyncio.wait([running], timeout=0.6)
+            assert made.job_id == 12 and not running.done()
+            over.touch()
+            return await running
+
+    assert asyncio.run(scene()) == Outcome(True, 12, "salloc ended with code 0")
