@@ -2,7 +2,8 @@
 
 Loads of jobs and nodes and the writes to them go to the helper, everything else is the command line's. Whatever the
 helper does (it ends, hangs, or answers what cannot be read) is reported once. The call it ended in is then made by the
-command line, writes too: each of them may be done twice. One that hung raises SlurmUnavailable: its time is up.
+command line, writes too: each of them may be done twice. One that hung raises SlurmUnavailable: its time is up. Where
+only pyslurm failed, which a user can bring about by a job's name, the command line answers that call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -105,6 +106,7 @@ class PyslurmScheduler(CliScheduler):
     def __init__(self, timeout_s: float = CALL_TIMEOUT_S, wrap: Wrap = list, helper: Sequence[str] = HELPER) -> None:
         super().__init__(Commands(timeout_s, wrap))
         self._helper: Helper | None = Helper(timeout_s, helper, wrap)
+        self._said: set[str] = set()
 
     @property
     def uses_pyslurm(self) -> bool:
@@ -158,7 +160,7 @@ class PyslurmScheduler(CliScheduler):
         reply = await self._replied(call, args)
         if reply is None:
             return None
-        _raise(call, reply)
+        _raise(call, args, reply)
         try:
             return msgspec.json.decode(reply.value, type=kind)
         except msgspec.DecodeError as err:
@@ -170,14 +172,18 @@ class PyslurmScheduler(CliScheduler):
         reply = await self._replied(call, args)
         if reply is None or (may_refuse and reply.error and reply.could_ask):
             return False  # the command line knows which refusals are none
-        _raise(call, reply)
+        _raise(call, args, reply)
         return True
 
     async def _replied(self, call: str, args: dict[str, Any]) -> Reply | None:
         if self._helper is None:
             return None
         try:
-            return await self._helper.ask(call, **args)
+            reply = await self._helper.ask(call, **args)
+            if reply.could_read:
+                return reply
+            self._say_once(f"pyslurm cannot answer all questions, Slurm's commands do: {call}: {reply.error}", call)
+            return None
         except HelperFailed as err:
             await self._give_up(str(err))
             return None
@@ -187,10 +193,17 @@ class PyslurmScheduler(CliScheduler):
 
     async def _give_up(self, why: str) -> None:
         if self._helper is not None:
-            logger.warning("pyslurm is not used any more, Slurm's commands are: %s", why)
+            self._say_once(f"pyslurm is not used any more, Slurm's commands are: {why}", "")
         await self.close()
 
+    def _say_once(self, text: str, about: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("%s", text)
 
-def _raise(call: str, reply: Reply) -> None:
+
+def _raise(call: str, args: Mapping[str, Any], reply: Reply) -> None:
     if reply.error:
-        raise (SlurmError if reply.could_ask else SlurmUnavailable)(f"pyslurm: {call}: {reply.error}")
+        raise (SlurmError if reply.could_ask else SlurmUnavailable)(
+            f"pyslurm: {' '.join(map(str, (call, *args.values())))}: {reply.error}"
+        )

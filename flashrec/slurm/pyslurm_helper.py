@@ -30,11 +30,13 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """value: JSON of what was asked for; error: '' or why not; could_ask: False if Slurm gave no answer."""
+    """value: JSON of what was asked for; error: '' or why not; could_ask: False if Slurm gave no answer; could_read:
+    False if pyslurm could not make anything of Slurm's answer."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
     could_ask: bool = True
+    could_read: bool = True
 
 
 def job_info(job: Any) -> JobInfo:
@@ -116,15 +118,17 @@ def calls(pyslurm: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def answer(line: bytes, known: Mapping[str, Callable[..., Any]]) -> Reply:
-    """The reply to one question. An exception that is not Slurm's own no is 'could not ask': nothing is made of it."""
+    """The reply to one question. Of Slurm's own errors some are a no and some an outage; any other exception is
+    pyslurm's: it fails on all jobs, for example, if the name of one of them is not UTF-8."""
     try:
         question = msgspec.json.decode(line, type=Question)
         value = known[question.call](**question.args)
         return Reply(value=msgspec.Raw(msgspec.json.encode(value)))
     except Exception as err:
         said = str(err) or type(err).__name__
-        is_no = type(err).__name__ == "RPCError" and not any(sign in said.lower() for sign in _NO_ANSWER)
-        return Reply(error=said, could_ask=is_no)
+        if type(err).__name__ != "RPCError":
+            return Reply(error=f"{type(err).__name__}: {said}", could_read=False)
+        return Reply(error=said, could_ask=not any(sign in said.lower() for sign in _NO_ANSWER))
 
 
 def main() -> None:

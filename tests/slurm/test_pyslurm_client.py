@@ -133,6 +133,22 @@ def test_a_helper_that_hangs_is_given_up_and_ended(fake: Callable[[str], None], 
     play(program, timeout_s=5)
 
 
+def test_what_pyslurm_cannot_read_the_command_line_answers(
+    fake: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user's job with a name that is not UTF-8 makes pyslurm fail on all jobs."""
+    fake("b'\\xff'.decode()")
+
+    async def program(scheduler: PyslurmScheduler) -> None:
+        for _ in range(2):
+            assert (await scheduler.nodes(["n1"]))["n1"].reason == "from scontrol"
+        assert scheduler.uses_pyslurm
+
+    with caplog.at_level(logging.WARNING):
+        play(program)
+    assert len([record for record in caplog.records if "cannot answer all questions" in record.message]) == 1
+
+
 def test_an_outage_is_no_reason_to_give_pyslurm_up(fake: Callable[[str], None]) -> None:
     fake("raise RPCError('Unable to contact slurm controller (connect failure)')")
 

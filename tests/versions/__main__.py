@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -62,6 +63,7 @@ def main() -> int:
     unknown = wanted - {step.name for step in STEPS}
     if unknown:
         parser.error(f"no step {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would tests
     logs = TREE / "build/test-slurm" / asked.release
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

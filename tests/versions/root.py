@@ -96,7 +96,8 @@ class Root:
         if wheels.startswith("/") and Path(wheels).is_dir():
             binds.append(f"{wheels}={wheels}")
         inside = {key: os.environ[key] for key in _KEPT if key in os.environ}
-        inside |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        inside |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+                   "SHELL": "/bin/bash", "USER": "root", "LOGNAME": "root"}  # fmt: skip
         inside |= {"LANG": "C.UTF-8", "PIP_CERT": str(CERTIFICATES), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         inside |= {"BIND": ":".join(binds), **(env or {})}
         with log.open("ab") as out:
