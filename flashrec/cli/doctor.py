@@ -18,7 +18,7 @@ from rich.table import Table
 
 from flashrec.admin.doctor.examine import examine, examine_node, only_here, our_line
 from flashrec.admin.doctor.finding import Finding, Status, exit_code
-from flashrec.admin.doctor.nodes import JOB_TIMEOUT_S, look_at_nodes
+from flashrec.admin.doctor.nodes import JOB_TIMEOUT_S, look_at_nodes, print_report
 from flashrec.config.load import ConfigError, load_config
 from flashrec.slurm.cli import CliScheduler
 from flashrec.slurm.command import Commands
@@ -53,7 +53,7 @@ def doctor(
     scheduler = CliScheduler(commands)
     if local_only:
         report = asyncio.run(examine_node(scheduler, commands, os.environ, proof))
-        click.echo(msgspec.json.encode(report).decode())
+        click.echo(print_report(report), nl=False)
         return
     try:
         port = load_config(config_file).control.port

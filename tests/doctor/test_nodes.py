@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import msgspec
 
 from flashrec.admin.doctor.examine import NodeReport
 from flashrec.admin.doctor.finding import Finding, Status, warn
-from flashrec.admin.doctor.nodes import job_argv, judge, look_at_nodes, read_reports
+from flashrec.admin.doctor.nodes import job_argv, judge, look_at_nodes, print_report, read_reports
 from flashrec.slurm.command import Commands
 from tests.doctor.builders import by_name
 from tests.doctor.fakes import FakeCommands
@@ -23,7 +22,7 @@ def report(node: str = "n1", **changes: object) -> NodeReport:
 
 
 def encoded(made: NodeReport) -> str:
-    return msgspec.json.encode(made).decode()
+    return print_report(made)
 
 
 def look(tmp_path: Path, srun: str, environ: dict[str, str] | None = None) -> list[Finding]:
@@ -101,6 +100,24 @@ def test_what_the_node_found_is_passed_on_under_its_name() -> None:
     assert msgspec.structs.replace(warn("a.b", "bad", "mend"), node="n1") in judge(reports["n1"], 0, 9e9, "/x")
 
 
+def test_reports_of_several_nodes_may_be_mixed_line_by_line() -> None:
+    """srun does that, and cuts lines of more than about a thousand bytes anywhere."""
+    long = tuple(warn(f"check.{index}", "x" * 100, "mend") for index in range(40))
+    made = [report(node, findings=long) for node in ("n1", "n2")]
+    lines = [encoded(one).splitlines() for one in made]
+    assert max(map(len, lines[0])) < 500
+    mixed = [line for pair in zip(*lines, strict=True) for line in reversed(pair)]
+    assert read_reports("\n".join(mixed))[0] == {"n1": made[0], "n2": made[1]}
+
+
+def test_report_that_is_not_whole_is_none() -> None:
+    lines = encoded(report(findings=tuple(warn("a", "x" * 100, "") for _ in range(9)))).splitlines()
+    assert read_reports("\n".join(lines[:-1]))[0] == {}
+    assert read_reports("\n".join([*lines[:-1], lines[-1][:-5]]))[0] == {}
+
+
 def test_lines_that_are_no_reports_are_skipped() -> None:
-    reports, missing = read_reports("\n".join(["hello", "{}", json.dumps({"node": 3}), '"x"', "\x00"]))
+    reports, missing = read_reports(
+        "\n".join(["hello", "{}", "flashrec-doctor-report n1 0 1 !", "flashrec-doctor-report n1 0 1 aGk=", "\x00"])
+    )
     assert (reports, missing) == ({}, set())

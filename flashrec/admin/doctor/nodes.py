@@ -1,4 +1,7 @@
-"""Looks at nodes through one short job: each runs `flashrec doctor --local-only` and prints one line of JSON.
+"""Looks at nodes through one short job: each runs `flashrec doctor --local-only` and prints its report.
+
+srun mixes the output of several tasks at line ends, but cuts lines longer than about a thousand bytes anywhere. So a
+report is printed in short lines, `MARK NODE INDEX COUNT TEXT`, and put together again here.
 
 The job is bounded: it gives up when the nodes are not free within IMMEDIATE_S, and Slurm ends it after two minutes. A
 node that says nothing is a finding, never skipped.
@@ -6,7 +9,9 @@ node that says nothing is a finding, never skipped.
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +28,9 @@ IMMEDIATE_S = 20
 JOB_TIMEOUT_S = 150.0
 CLOCK_SKEW_S = 1.0
 _MISSING = "flashrec-doctor: not executable on "
+_MARK = "flashrec-doctor-report"
+_PIECE_BYTES = 400
+_PIECE = re.compile(rf"{_MARK} (?P<node>\S+) (?P<index>\d{{1,4}}) (?P<count>\d{{1,4}}) (?P<text>[A-Za-z0-9+/=]+)")
 # $1: flashrec; the rest: its arguments. The node says so itself if there is no such program.
 _SCRIPT = f'if [ -x "$1" ]; then exec "$@"; fi; echo "{_MISSING}$SLURMD_NODENAME"'
 
@@ -69,18 +77,34 @@ def job_argv(nodes: Sequence[str], flashrec: str, environ: Mapping[str, str], pr
 
 def read_reports(out: str) -> tuple[dict[str, NodeReport], set[str]]:
     """(reports by node, nodes without the executable). Lines that are neither are what prologs print: skipped."""
-    reports: dict[str, NodeReport] = {}
+    pieces: dict[str, dict[int, str]] = {}
+    counts: dict[str, int] = {}
     missing: set[str] = set()
     for line in out.splitlines():
+        found = _PIECE.fullmatch(line.strip())
         if line.startswith(_MISSING):
             missing.add(line.removeprefix(_MISSING).strip())
-            continue
-        try:
-            report = msgspec.json.decode(line, type=NodeReport)
-        except msgspec.DecodeError:
-            continue
-        reports[report.node] = report
-    return reports, missing
+        elif found:
+            pieces.setdefault(found["node"], {})[int(found["index"])] = found["text"]
+            counts[found["node"]] = int(found["count"])
+    reports = {node: _decode(parts, counts[node]) for node, parts in pieces.items()}
+    return {node: report for node, report in reports.items() if report is not None}, missing
+
+
+def print_report(report: NodeReport) -> str:
+    """What `read_reports` takes apart: short lines."""
+    text = base64.b64encode(msgspec.json.encode(report)).decode()
+    parts = [text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES)]
+    return "".join(f"{_MARK} {report.node} {index} {len(parts)} {part}\n" for index, part in enumerate(parts))
+
+
+def _decode(parts: Mapping[int, str], count: int) -> NodeReport | None:
+    """None if a piece is missing or damaged."""
+    try:
+        text = "".join(parts[index] for index in range(count))
+        return msgspec.json.decode(base64.b64decode(text, validate=True), type=NodeReport)
+    except (KeyError, ValueError):
+        return None
 
 
 def judge(report: NodeReport, began: float, ended: float, folder: str) -> list[Finding]:
