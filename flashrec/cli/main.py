@@ -14,6 +14,11 @@ _COMMANDS = {
     "status": ("flashrec.cli.status", "status"),
     "doctor": ("flashrec.cli.doctor", "doctor"),
     "pool": ("flashrec.cli.pool", "pool"),
+    "faulty": ("flashrec.cli.verbs", "faulty"),
+    "replace": ("flashrec.cli.verbs", "replace"),
+    "drain": ("flashrec.cli.verbs", "drain"),
+    "drop": ("flashrec.cli.verbs", "drop"),
+    "extend": ("flashrec.cli.verbs", "extend"),
     "devcluster": ("flashrec.cli.devcluster", "devcluster"),
     "node-health": ("flashrec.cli.node_health", "node_health"),
 }

@@ -75,6 +75,11 @@ class Detector:
             return []
         return self._condemn(node, watched.incarnation, f"Slurm says {'+'.join(sorted(states))}")
 
+    def condemn(self, node: str, reason: str) -> list[Verdict]:
+        """Somebody who may has decided so: the job's user."""
+        watched = self._nodes.get(node)
+        return [] if watched is None else self._condemn(node, watched.incarnation, reason)
+
     def tick(self, now: float) -> list[Verdict]:
         """Judge the silence of everybody. Call at least every `tick_interval_s`."""
         late_s = 0.0 if self._ticked_at is None else now - self._ticked_at - self._timing.tick_interval_s

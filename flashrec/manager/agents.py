@@ -92,6 +92,11 @@ class AgentKeeper:
         self.exclude(node)
         self._retries[node] = asyncio.create_task(self._bring_back(node, at_once=True))
 
+    def dismiss(self, node: str) -> None:
+        """The user wants no ranks there any more: start no agent on it again."""
+        self._left.add(node)
+        self.exclude(node)
+
     def exclude(self, node: str) -> None:
         """A node is not the job's any more: ask it no more."""
         retry = self._retries.pop(node, None)

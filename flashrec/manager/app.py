@@ -25,6 +25,7 @@ from flashrec.core.types import Phase
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
+from flashrec.manager.faulty import report_faulty
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
@@ -34,6 +35,7 @@ from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.voice import say
+from flashrec.manager.wishes import Wishes, has_room_without
 from flashrec.slurm.cli import CliScheduler
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
@@ -77,6 +79,7 @@ class Manager:
         self._agents: AgentKeeper | None = None
         self._companions: Companions | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._dismissed: dict[str, str] = {}  # nodes that the user wants no ranks on, and why
 
     # ---- the life of a job ------------------------------------------------------------------------------------
 
@@ -116,6 +119,7 @@ class Manager:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
         work = [self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status()]
+        work.append(Wishes(self, self.job_dir).run())
         work += [self._companions.run()] if self._companions is not None else []
         tasks = [loop.create_task(coroutine) for coroutine in work]
         for task in tasks:
@@ -272,17 +276,58 @@ class Manager:
                 self._agents.abandon(verdict.node)
                 self._launches.abandon(verdict.node)
                 self.emit(e.NodeCondemned(verdict.node, verdict.incarnation, verdict.reason))
+                # Otherwise Slurm knows, or an agent crashed.
+                if self.job_id is not None and verdict.reason.startswith("silent"):
+                    self.report_faulty(verdict.node, verdict.reason)
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         """Slurm's state of one node, as the keeper polled it."""
         lost = lost_states(states)
-        self.control.bar(node, f"Slurm says {'+'.join(sorted(states))}" if lost else "")
+        slurm = f"Slurm says {'+'.join(sorted(states))}" if lost else ""
+        self.control.bar(node, slurm or self._dismissed.get(node, ""))
         self._judge(self.detector.slurm_said(node, states))
 
     async def _watch_silence(self) -> None:
         while True:
             self._judge(self.detector.tick(time.monotonic()))
             await asyncio.sleep(self._config.detection.tick_interval_s)
+
+    # ---- what the user asks while the job runs ----------------------------------------------------------------
+
+    def replace_node(self, node: str, reason: str) -> str:
+        """Take the ranks off this node for good, if there is another place for them; '' or why not."""
+        if self.machine.phase is Phase.STOPPED:
+            return "the job is over"
+        if self.detector.state_of(node) not in ("alive", "suspect"):
+            return f"node {node} runs nothing of this job (flashrec status)"
+        if not has_room_without(node, self.machine):
+            return f"no spare is free for the ranks of node {node}, and there is no pool to ask"
+        self._dismiss(node, reason)
+        return ""
+
+    def drop_node(self, node: str, reason: str) -> str:
+        """Use an idle spare no more; '' or why it cannot be spared."""
+        if node not in self.machine.members.nodes:
+            return f"node {node} is not part of this job"
+        if any(self.machine.members.on_node(node)):
+            return f"node {node} runs ranks; flashrec replace moves them to a spare first"
+        if node == os.environ.get("SLURMD_NODENAME"):
+            return f"the manager runs on node {node}"
+        self._dismiss(node, reason)
+        return ""
+
+    def _dismiss(self, node: str, reason: str) -> None:
+        assert self._agents is not None
+        self._dismissed[node] = reason
+        self.control.bar(node, reason)
+        self._agents.dismiss(node)
+        self._judge(self.detector.condemn(node, reason))
+
+    def report_faulty(self, node: str, reason: str) -> str:
+        """For root to drain; '' or why that could not be told."""
+        said = report_faulty(self.job_id, node, reason, os.environ)
+        self.journal.note("node reported", node=node, reason=reason, said=said or "done")
+        return said
 
     # ---- small things -----------------------------------------------------------------------------------------
 
