@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -100,17 +102,17 @@ def test_a_flood_is_cut_and_ended(checks: CheckDir, tmp_path: Path, to: str) -> 
 def test_a_hanging_check_is_ended_with_all_it_started(checks: CheckDir, tmp_path: Path) -> None:
     checks.add("a", f"sleep 600 & echo $! >{tmp_path}/child; trap '' TERM INT; sleep 601 & echo $! >{tmp_path}/2; wait")
     checks.says("b")
-    report = checks.run("* || timeout_s=1 a", "* || b")
+    report = checks.run("* || timeout_s=2 a", "* || b")
     assert statuses(report) == ["unknown", "ok"]
-    assert report.findings[0].verdict.reason == "did not end within 1 s"
+    assert report.findings[0].verdict.reason == "did not end within 2 s"
     for name in ("child", "2"):
         wait_for(lambda name=name: is_gone(int((tmp_path / name).read_text())), f"the end of {name}")
-    assert checks.run("* || timeout_s=1 when_hung=fail a").status is Status.FAIL
+    assert checks.run("* || timeout_s=2 when_hung=fail a").status is Status.FAIL
 
 
 def test_a_stopped_check_is_ended(checks: CheckDir, tmp_path: Path) -> None:
     checks.add("a", f"echo $$ >{tmp_path}/pid; kill -STOP $$")
-    assert statuses(checks.run("* || timeout_s=1 a")) == ["unknown"]
+    assert statuses(checks.run("* || timeout_s=2 a")) == ["unknown"]
     wait_for(lambda: is_gone(int((tmp_path / "pid").read_text())), "the end of the stopped check")
 
 
@@ -177,7 +179,7 @@ def test_cancelling_ends_the_checks(checks: CheckDir, tmp_path: Path) -> None:
 
     async def cancel() -> None:
         task = asyncio.create_task(run_checks(checks.plan("* || a"), "n1"))
-        while not (tmp_path / "pid").exists():
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -190,19 +192,22 @@ def test_cancelling_ends_the_checks(checks: CheckDir, tmp_path: Path) -> None:
 def test_a_check_that_no_signal_reaches_is_left_behind(checks: CheckDir, tmp_path: Path, frozen: Path) -> None:
     checks.add("a", f"echo $$ >{tmp_path}/pid; exec touch {frozen}/file")
     started = time.monotonic()
-    finding = only_finding(checks.run("* || timeout_s=1 when_hung=fail a"))
+    finding = only_finding(checks.run("* || timeout_s=2 when_hung=fail a"))
     assert time.monotonic() - started < 15
     assert finding.verdict.status is Status.FAIL
-    assert finding.verdict.reason == "did not end within 1 s; it outlives SIGKILL in state D"
+    assert finding.verdict.reason == "did not end within 2 s; it outlives SIGKILL in state D"
     assert not is_gone(int((tmp_path / "pid").read_text()))  # the fault was real
 
 
 def test_a_program_on_a_dead_file_server_does_not_hang_its_starter(silent: Path) -> None:
-    """exec itself does not return; whoever waits for it hangs as well."""
-    started = time.monotonic()
-    ended = asyncio.run(run_bounded([str(silent / "check")], ENV, 0.5))
-    assert time.monotonic() - started < 15
-    assert ended.exit_code is None
+    """exec itself does not return, and whoever waits for it hangs where only SIGKILL helps; so in a process apart."""
+    code = (
+        "import asyncio, sys; from flashrec.health.process import run_bounded\n"
+        "print(asyncio.run(run_bounded([sys.argv[1]], {}, 0.5)).exit_code)"
+    )
+    argv = [sys.executable, "-c", code, str(silent / "check")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "None\n", done
 
 
 def test_what_was_written_before_the_end_is_read_after_it() -> None:
