@@ -11,6 +11,7 @@ from flashrec.manager.app import Manager
 from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.request import Request, RequestError, Shape, shape
 from flashrec.manager.voice import say
+from flashrec.slurm.choice import make_scheduler
 from flashrec.slurm.client import SlurmClient
 
 EXIT_USAGE = 64
@@ -32,6 +33,10 @@ async def _run(request: Request) -> int:
         files = _output_files(request, made)
         job_dir = _job_dir(request, "local")
         return await _manager(request, made, nodes, job_dir, "127.0.0.1", None, files).run()
+    try:
+        make_scheduler(os.environ)  # starts nothing; a wrong choice is refused before anything else is
+    except ValueError as err:
+        raise RequestError(str(err)) from err
     allocation = await inspect_allocation(SlurmClient(), os.environ)
     for warning in allocation.warnings:
         say(f"warning: {warning}")

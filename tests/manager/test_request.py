@@ -83,3 +83,9 @@ def test_a_job_with_a_pool_keeps_no_spares_unless_told_to() -> None:
 def test_there_is_no_pool_without_slurm() -> None:
     with pytest.raises(RequestError, match="--local with --pool"):
         run(Request(("true",), (), None, None, None, Config(pool=Pool(name="p")), local_nodes=3))
+
+
+def test_a_way_to_ask_slurm_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHREC_SLURM", "rest")
+    with pytest.raises(RequestError, match="FLASHREC_SLURM=rest: use cli or pyslurm"):
+        run(Request(("true",), (), None, None, None, Config()))
