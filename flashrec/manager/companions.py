@@ -224,7 +224,7 @@ class Companions:
     def _refused(self, companion: Companion, reason: str, may_retry: bool) -> None:
         if companion.is_over:
             return
-        said = f"pool {self._pool}: {reason}"
+        said = f"pool {self._pool}: {_in_short(reason, self._pool)}"
         if said != companion.said:
             self._job.say(f"{said}; waiting up to {self._wait_s:g} s" if may_retry else said)
         companion.said = said
@@ -319,3 +319,9 @@ class Companions:
             self._note("companion may be left", said=str(err))
             return []
         return [job.job_id for job in jobs if job.job_id not in known]
+
+
+def _in_short(reason: str, pool: str) -> str:
+    """What our own job_submit said is better than what salloc makes of it; neither is said twice."""
+    ours = [part for part in reason.split("; ") if part.startswith("flashrec: ")]
+    return (ours or [reason])[0].removeprefix("flashrec: ").removeprefix(f"pool {pool}: ")

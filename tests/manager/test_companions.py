@@ -200,6 +200,16 @@ def test_a_refusal_is_final_and_names_the_pool(play) -> None:
     assert len(world.tries) == 1 and world.cancelled == []
 
 
+def test_what_the_sites_filter_said_is_told_once(play) -> None:
+    async def scene(world: World) -> None:
+        world.ask()
+        await world.answer()
+
+    said = "echo 'salloc: error: flashrec: pool p: job 7 holds 2 of its nodes' >&2; "
+    said += "echo 'salloc: error: Job submit/allocate failed: Unspecified error' >&2; exit 1"
+    assert play(scene, said).events == [e.NodeRefused(1, "pool p: job 7 holds 2 of its nodes", False)]
+
+
 def test_who_has_to_wait_is_told_who_has_the_nodes_and_gets_one_later(play) -> None:
     async def scene(world: World) -> None:
         world.ask()
