@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flashrec.transport.paths import exit_socket_path, socket_path
 from tests.health.support import needs_root, run_check, script
 from tests.health.test_checks_node import says
 from tests.support.cluster import is_gone, wait_for
@@ -164,6 +165,14 @@ def test_a_dead_socket_is_reported_and_removed(site: Site, tmp_path: Path, name:
     assert path.exists()
     assert says(site.check("--clean", proc=proc), "ok")
     assert not path.parent.exists() and path.parents[1].exists()
+
+
+def test_the_names_are_those_that_agents_give(site: Site, tmp_path: Path) -> None:
+    """The check shares no code with the agent; this holds the two together."""
+    path = socket_path("2-0123abcd", "n1", str(site.tmp))
+    assert site.socket("2-0123abcd") == path
+    assert site.socket("2-0123abcd", "n1.sock.exit") == exit_socket_path(path)
+    assert site.check(proc=only(tmp_path))["facts"]["left_sockets"] == 2
 
 
 def test_a_socket_that_somebody_listens_at_stays(site: Site, tmp_path: Path) -> None:
