@@ -161,6 +161,9 @@ static void unblock_signals(void)
 }
 
 static void become(const struct flashrec_args *args, const struct flashrec_option *option,
+		   const struct flashrec_cmdline *line, int command) __attribute__((noreturn));
+
+static void become(const struct flashrec_args *args, const struct flashrec_option *option,
 		   const struct flashrec_cmdline *line, int command)
 {
 	char found[MAX_PATH];
@@ -181,6 +184,14 @@ static bool is_wanted(const struct flashrec_option *option)
 	return option->is_given && !option->spec.is_off && !(guard && *guard);
 }
 
+/* srun has to say itself that there is no command. The shell that salloc starts is none of ours. */
+static bool is_left_alone(const struct flashrec_option *option, const struct flashrec_cmdline *line,
+			  int command)
+{
+	return command == line->argc || (command < line->argc && !option->is_typed &&
+					 has_word(line, 1, command, "--interactive"));
+}
+
 int flashrec_handover_post_opt(const struct flashrec_args *args)
 {
 	const struct flashrec_option *option = flashrec_option();
@@ -189,12 +200,13 @@ int flashrec_handover_post_opt(const struct flashrec_args *args)
 
 	if (!is_wanted(option))
 		return 0;
-	if (args->wrong)
-		slurm_error("flashrecovery: unknown argument in plugstack.conf, ignored: %s",
-			    args->wrong);
 	if (!flashrec_cmdline_read(&line))
 		refuse("srun's command line cannot be read (/proc/self/cmdline): %s",
 		       strerror(errno));
+	if (is_left_alone(option, &line, command)) {
+		flashrec_cmdline_free(&line);
+		return 0;
+	}
 	/* Anywhere: the option may be that of a later component, where getopt counts anew. */
 	if (getenv("SLURM_HET_SIZE") || has_word(&line, 1, line.argc, ":"))
 		refuse("heterogeneous jobs and job steps (\":\" between commands) are not "
@@ -202,13 +214,8 @@ int flashrec_handover_post_opt(const struct flashrec_args *args)
 	if (!is_plausible(option, &line, command))
 		refuse("srun's command line is not as expected; please report it. Start the job "
 		       "with `flashrec run` instead");
-	/*
-	 * srun has to say itself that there is no command. The shell that salloc starts is
-	 * none of ours.
-	 */
-	if (command < line.argc &&
-	    (option->is_typed || !has_word(&line, 1, command, "--interactive")))
-		become(args, option, &line, command);
-	flashrec_cmdline_free(&line);
-	return 0;
+	if (args->wrong)
+		slurm_error("flashrecovery: unknown argument in plugstack.conf, ignored: %s",
+			    args->wrong);
+	become(args, option, &line, command);
 }

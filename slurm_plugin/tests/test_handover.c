@@ -184,6 +184,14 @@ static void test_called_twice(void)
 	check_stays();
 }
 
+/* Of a heterogeneous salloc, too: its shell must start. */
+static void test_shell_of_heterogeneous_salloc(void)
+{
+	start(LINE("srun --interactive --preserve-env --pty bash"), 4, 0, "spares=1");
+	setenv("SLURM_HET_SIZE", "2", 1);
+	check_stays();
+}
+
 static void test_interactive_if_asked_here(void)
 {
 	start(LINE("srun --interactive --flashrecovery bash"), 3, 1U << 2, NULL);
@@ -321,6 +329,7 @@ int main(void)
 	test_inherited();
 	test_what_stays_an_ordinary_srun();
 	test_called_twice();
+	test_shell_of_heterogeneous_salloc();
 	test_interactive_if_asked_here();
 	test_empty_guard_is_none();
 	test_heterogeneous_is_refused();
