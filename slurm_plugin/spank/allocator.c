@@ -4,9 +4,11 @@
  * The variables are those of one job. A job that was submitted from within another one does not
  * inherit them.
  */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cmdline.h"
 #include "flashrec.h"
@@ -16,6 +18,13 @@ enum { MAX_SUBMIT_LINE = 16384 };
 
 static const char *const OURS[] = {FLASHREC_ENV_PLUGIN, FLASHREC_ENV_SPEC, FLASHREC_ENV_SUBMIT_LINE,
 				   FLASHREC_ENV_NO_KILL};
+
+/* `flashrec run` outside an allocation, or for a spare node: it has said all there is to say. */
+static bool is_flashrecs_own(void)
+{
+	return getenv(FLASHREC_ENV_HANDED_OVER) &&
+	       strcmp(program_invocation_short_name, "salloc") == 0;
+}
 
 static void forget_other_job(void)
 {
@@ -59,6 +68,8 @@ int flashrec_allocator_post_opt(spank_t spank, const struct flashrec_args *args)
 	const struct flashrec_option *option = flashrec_option();
 	char *line;
 
+	if (is_flashrecs_own())
+		return 0;
 	forget_other_job();
 	if (!option->is_given)
 		return 0;

@@ -170,7 +170,8 @@ static void become(const struct flashrec_args *args, const struct flashrec_optio
 	char *executable = strdup(find_executable(args, found));
 	char **argv = executable ? build_argv(option, line, command, executable) : NULL;
 
-	if (!argv || setenv(FLASHREC_ENV_HANDED_OVER, "1", 1) != 0)
+	if (!argv || setenv(FLASHREC_ENV_HANDED_OVER, "1", 1) != 0 ||
+	    setenv(FLASHREC_ENV_PLUGIN, FLASHREC_CONTRACT, 1) != 0)
 		refuse("out of memory");
 	unblock_signals();
 	execv(executable, argv);

@@ -1,4 +1,5 @@
 /* What sbatch and salloc export to the job. */
+#include <errno.h>
 #include <getopt.h>
 
 #include "check.h"
@@ -137,8 +138,32 @@ static void test_called_twice(void)
 	CHECK_TEXT(getenv("FLASHREC_SUBMIT_LINE"), "sbatch -N2 --flashrecovery=spares=1");
 }
 
+/* The allocation of a bare srun, and companion jobs. */
+static void test_salloc_of_flashrec_is_left_alone(void)
+{
+	char *before = program_invocation_short_name;
+	static char salloc[] = "salloc";
+
+	start(plain, 2);
+	program_invocation_short_name = salloc;
+	setenv("FLASHREC_HANDED_OVER", "1", 1);
+	setenv("FLASHREC_PLUGIN", "1", 1);
+	setenv("FLASHREC_NO_KILL", "1", 1);
+	fake.option.cb(0, "spares=1", 0);
+	CHECK(flashrec_allocator_post_opt(NULL, &args) == 0);
+	CHECK_TEXT(getenv("FLASHREC_NO_KILL"), "1");
+	CHECK_TEXT(getenv("FLASHREC_HANDED_OVER"), "1");
+	CHECK(!getenv("FLASHREC_SPEC") && fake.kept.count == 0);
+	/* a user's own */
+	unsetenv("FLASHREC_HANDED_OVER");
+	CHECK(flashrec_allocator_post_opt(NULL, &args) == 0);
+	CHECK_TEXT(getenv("FLASHREC_SPEC"), "spares=1");
+	program_invocation_short_name = before;
+}
+
 int main(void)
 {
+	test_salloc_of_flashrec_is_left_alone();
 	test_without_the_option_nothing_is_exported();
 	test_option_is_exported();
 	test_filter_that_adds_no_kill();

@@ -78,6 +78,7 @@ static void check_becomes(const char *wanted)
 	}
 	CHECK_TEXT(line, wanted);
 	CHECK_TEXT(getenv("FLASHREC_HANDED_OVER"), "1");
+	CHECK_TEXT(getenv("FLASHREC_PLUGIN"), "1");
 	CHECK_TEXT(fake.said, "");
 }
 
