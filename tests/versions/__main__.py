@@ -36,7 +36,7 @@ class Step(NamedTuple):
     paths: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     releases: tuple[str, ...] = tuple(SUITES)
-    timeout_s: float = 900.0
+    timeout_s: float = 1800.0
 
 
 STEPS = (
@@ -45,8 +45,11 @@ STEPS = (
     Step("contract", PYTEST, ("tests/slurm",)),
     Step("contract-pyslurm", PYTEST, ("tests/slurm/contract",), {"FLASHREC_TEST_SCHEDULERS": "pyslurm"}, ("26.05",)),
     Step("plugin", PYTEST, ("tests/plugin",)),
+    Step("install", PYTEST, ("tests/doctor", "tests/docs/test_install_page.py", "tests/packaging/test_deb.py",
+                             "tests/packaging/test_install.py")),
     Step("pool", PYTEST, ("tests/admin", "tests/hooks", "tests/lua", "tests/e2e/test_pool_admin.py",
                           "tests/e2e/test_pool_job.py", "tests/e2e/test_drain_path.py")),
+    Step("health", PYTEST, ("tests/health",)),
     Step("recovery", PYTEST, ("tests/e2e/test_demo.py",)),
     Step("srun", PYTEST, ("tests/e2e/test_srun_flashrecovery.py",)),
 )  # fmt: skip
