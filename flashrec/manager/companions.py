@@ -74,6 +74,7 @@ class Companions:
         self._companions: dict[int, Companion] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._like: JobInfo | None = None
+        self._takes_all_memory = False
 
     # ---- what the machine asks --------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Companions:
     async def _learn(self) -> JobInfo:
         """What the job has on each of its nodes; asked while it still has all of them."""
         if self._like is None:
+            self._takes_all_memory = await self._client.memory_asked(self._job_id) == "0"
             self._like = await self._scheduler.job(self._job_id)
         return self._like
 
@@ -177,7 +179,7 @@ class Companions:
         with contextlib.suppress(SlurmError):  # only where the site's job_submit asks for it
             await self._client.touch(self._job_id)
         like, time_left = await asyncio.gather(self._learn(), self._client.time_left(self._job_id))
-        argv = salloc_argv(like, self._pool, time_left, avoid, self._wait_s + 1)
+        argv = salloc_argv(like, self._takes_all_memory, self._pool, time_left, avoid, self._wait_s + 1)
         self._note("companion asked for", request=companion.request, argv=argv)
         companion.salloc = Salloc(argv, salloc_environment(os.environ), lambda: self._has_to_wait(companion))
         if companion.is_over:

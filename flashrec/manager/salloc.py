@@ -105,13 +105,16 @@ class Salloc:
                 self._process.send_signal(number)
 
 
-def salloc_argv(job: JobInfo, pool: str, time_left: str, avoid: Sequence[str], wait_s: float) -> list[str]:
-    """One node like those of `job`, for the rest of its time. time_left: as squeue's %L prints it."""
+def salloc_argv(
+    job: JobInfo, takes_all_memory: bool, pool: str, time_left: str, avoid: Sequence[str], wait_s: float
+) -> list[str]:
+    """One node like those of `job`, for the rest of its time. time_left: as squeue's %L prints it. takes_all_memory: it
+    asked for none, or for all (0), and a node from the pool may have a little less."""
     asked = {
         "nodes": "1", "ntasks": "1", "reservation": pool, "job-name": job_name(job.job_id),
         "comment": f"flashrec:spare-for={job.job_id}", "partition": job.partition, "account": job.account,
         "qos": job.qos, "time": time_left if _TIME_LEFT.fullmatch(time_left) else "", "exclude": ",".join(avoid),
-        "immediate": str(max(1, math.ceil(wait_s))), **_size_of_a_node(job),
+        "immediate": str(max(1, math.ceil(wait_s))), **_size_of_a_node(job, takes_all_memory),
     }  # fmt: skip
     return ["salloc", "--no-shell", "--no-kill", *(f"--{key}={value}" for key, value in asked.items() if value)]
 
@@ -128,7 +131,7 @@ def salloc_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**plain_environment(kept), "FLASHREC_HANDED_OVER": "1"}
 
 
-def _size_of_a_node(job: JobInfo) -> dict[str, str]:
+def _size_of_a_node(job: JobInfo, takes_all_memory: bool) -> dict[str, str]:
     """What the job has on each node: CPUs, memory, GRES. Nothing is asked for that Slurm does not count."""
     if not job.num_nodes:
         return {}
@@ -137,7 +140,9 @@ def _size_of_a_node(job: JobInfo) -> dict[str, str]:
         size["cpus-per-task"] = str(max(1, job.num_cpus // job.num_nodes))
     tres = dict(entry.partition("=")[::2] for entry in job.tres_requested.split(",") if "=" in entry)
     memory = re.fullmatch(r"([0-9.]+)([KMGT]?)", tres.get("mem", ""))
-    if memory:
+    if memory and takes_all_memory:
+        size["mem"] = "0"
+    elif memory:
         amount = float(memory[1]) - (0.01 if "." in memory[1] else 0)  # rounded: no more than the node has
         kib = amount * 1024 ** "KMGT".index(memory[2] or "M")
         size["mem"] = f"{max(1, int(kib / 1024 / job.num_nodes))}M"

@@ -37,6 +37,10 @@ class SlurmClient:
         """How long the job may still run, as salloc's --time takes it ('1-02:03:04', '9:59', 'UNLIMITED')."""
         return (await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%L")).strip()
 
+    async def memory_asked(self, job_id: int) -> str:
+        """Memory that the job asked for, as squeue prints it: '0' if it takes all that its nodes have."""
+        return (await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%m")).strip()
+
     async def touch(self, job_id: int) -> None:
         """Change nothing in a job of ours, but make Slurm show it to job_submit as it is now (plugin-contract.md)."""
         await self._commands.call("scontrol", "update", f"jobid={job_id}", "timelimit=+0")

@@ -90,6 +90,9 @@ class World:
     async def touch(self, job_id: int) -> None:
         self.notes.append(f"touched {job_id}")
 
+    async def memory_asked(self, job_id: int) -> str:
+        return "0"
+
     async def time_left(self, job_id: int) -> str:
         return "59:00"
 
@@ -157,7 +160,7 @@ def test_a_node_is_granted_and_cancelled_at_the_end(play) -> None:
     assert world.events == [e.NodeGranted(1, "n4")]
     assert world.cancelled == [12]
     assert "--reservation=p" in world.tries[0] and "--exclude=n9" in world.tries[0]
-    assert "--time=59:00" in world.tries[0]
+    assert "--time=59:00" in world.tries[0] and "--mem=0" in world.tries[0]
     assert world.companions.job_of("n4") is None
 
 

@@ -23,8 +23,8 @@ JOB = JobInfo(
 )  # fmt: skip
 
 
-def options(job: JobInfo = JOB, time_left: str = "1-02:03:04", avoid: tuple[str, ...] = (), wait_s: float = 60.5):
-    argv = salloc_argv(job, "flashspare", time_left, avoid, wait_s)
+def options(job: JobInfo = JOB, time_left: str = "1-02:03:04", avoid: tuple[str, ...] = (), all_memory=False):
+    argv = salloc_argv(job, all_memory, "flashspare", time_left, avoid, 60.5)
     assert argv[:3] == ["salloc", "--no-shell", "--no-kill"]
     return dict(word.removeprefix("--").split("=", 1) for word in argv[3:])
 
@@ -72,6 +72,11 @@ def test_the_same_gres_as_on_each_node_of_the_job(per_node: str, requested: str,
 def test_memory_is_asked_for_in_whole_megabytes_and_never_more_than_there_is(memory: str, asked: str | None) -> None:
     job = msgspec.structs.replace(JOB, tres_requested=f"cpu=4,mem={memory},node=2")
     assert options(job).get("mem") == asked
+
+
+def test_a_job_that_takes_all_memory_of_its_nodes_takes_all_of_the_next_one() -> None:
+    assert options(all_memory=True)["mem"] == "0"
+    assert "mem" not in options(msgspec.structs.replace(JOB, tres_requested="cpu=2,node=2"), all_memory=True)
 
 
 def test_the_environment_says_nothing_of_our_own_job() -> None:

@@ -205,3 +205,15 @@ def test_the_environment_cannot_change_the_output(fake: Fake, tmp_path: Path, mo
 def test_the_version(fake: Fake) -> None:
     fake("sinfo", "echo 'slurm-wlm 22.05.8'")
     assert ask(lambda c: c.version()) == "22.05.8"
+
+
+def test_what_a_companion_job_is_to_be_like(fake: Fake, tmp_path: Path) -> None:
+    fake("squeue", "echo ' 1-02:03:04 '")
+    assert ask(lambda c: c.time_left(7)) == "1-02:03:04"
+    fake("squeue", "echo 0")
+    assert ask(lambda c: c.memory_asked(7)) == "0"
+    asked = (tmp_path / "squeue.args").read_text().splitlines()
+    assert asked == [f"--noheader --jobs 7 --format {field}" for field in ("%L", "%m")]
+    fake("squeue", f"echo '{CONTROLLER_GONE}' >&2; exit 1")
+    with pytest.raises(SlurmUnavailable):
+        ask(lambda c: c.time_left(7))
