@@ -44,8 +44,8 @@ def ask() -> Iterator[Ask]:
 def make_cli(cluster: DevCluster) -> Make:
     """A scheduler over Slurm's commands, run on the cluster's login node; `env` is added to theirs."""
 
-    def make(timeout_s: float = CALL_TIMEOUT_S, **env: str) -> Scheduler:
-        return CliScheduler(Commands(timeout_s, lambda argv: cluster.command(list(argv), cwd="/", env=env)))
+    def make(timeout_s: float = CALL_TIMEOUT_S, user: str | None = None, **env: str) -> Scheduler:
+        return CliScheduler(Commands(timeout_s, lambda argv: cluster.command(list(argv), cwd="/", user=user, env=env)))
 
     return make
 

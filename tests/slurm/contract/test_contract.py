@@ -310,6 +310,38 @@ def test_a_job_in_a_reservation(ask: Ask, scheduler: Scheduler, job: Any) -> Non
         ask(scheduler.delete_reservation("spares"))
 
 
+def test_a_user_is_refused_what_is_not_theirs(
+    ask: Ask, scheduler: Scheduler, make_cli: Make, cluster: DevCluster, job: Any
+) -> None:
+    job_id = job("--nodes=1", "--time=10")
+    ask(scheduler.drain("n2", "root said so"))
+    theirs = make_cli(user=USER)
+    refused: dict[str, Any] = {
+        "cancel": theirs.cancel(job_id),
+        "time-limit": theirs.set_time_limit(job_id, 60),
+        "admin-comment": theirs.set_admin_comment(job_id, "x"),
+        "drain": theirs.drain("n1", "x"),
+        "undrain": theirs.undrain("n2"),
+        "create": theirs.create_reservation("r", nodes=["n1"], users=[USER]),
+        "delete": theirs.delete_reservation("r"),
+    }
+    ask(scheduler.create_reservation("r", nodes=["n3"], users=["root"]))
+    try:
+        for name, call in refused.items():
+            with pytest.raises(SlurmError) as caught:
+                ask(call)
+            assert not isinstance(caught.value, SlurmUnavailable), name
+        mine = ask(scheduler.job(job_id))
+        assert (mine.is_finished, mine.time_limit_s, mine.admin_comment) == (False, 600.0, "")
+        nodes = ask(scheduler.nodes())
+        assert "DRAIN" in nodes["n2"].states and "DRAIN" not in nodes["n1"].states
+        assert ask(scheduler.reservation("r")).nodes == ("n3",)
+    finally:
+        ask(scheduler.delete_reservation("r"))
+        ask(scheduler.undrain("n2"))
+    await_usable(ask, scheduler, "n2")
+
+
 CALLS: dict[str, Callable[[Scheduler], Any]] = {
     "job": lambda s: s.job(1),
     "jobs": lambda s: s.jobs(),
