@@ -358,14 +358,14 @@ class Manager:
         )  # fmt: skip
 
     def _note_start(self) -> None:
-        shape = self.shape
+        shape, pool = self.shape, f" and pool {self._config.pool.reservation}" if self._companions is not None else ""
         self.journal.note(
             "job started", job_id=self.job_id, nodes=self.nodes, num_active=shape.num_active,
             ranks_per_node=shape.ranks_per_node, command=self.request.command, pid=os.getpid(),
         )  # fmt: skip
         say(
-            f"{shape.num_active * shape.ranks_per_node} ranks on {shape.num_active} nodes, {shape.num_spares} spare, "
-            f"job directory {self.job_dir}"
+            f"{shape.num_active * shape.ranks_per_node} ranks on {shape.num_active} nodes, {shape.num_spares} spare"
+            f"{pool}, job directory {self.job_dir}"
         )
 
     async def _keep_status(self) -> None:
