@@ -29,7 +29,7 @@ class FakeLauncher:
         self.first, self.later = ["sleep", "60"], ["false"]
 
     def job_of(self, node: str) -> int:
-        return 7
+        return 12 if node == "n9" else 7
 
     def agents(self, nodes: Sequence[str], launch: int) -> Step:
         argv = self.first if len(nodes) > 1 else self.later
@@ -218,3 +218,20 @@ def test_a_node_that_left_and_comes_again_is_asked_again(tmp_path: Path) -> None
 
     slurm = FakeSlurm([("n2",)])
     keep(tmp_path, slurm, watch)
+
+
+def test_a_node_from_a_pool_is_looked_up_in_its_own_job(tmp_path: Path) -> None:
+    class TwoJobs(FakeSlurm):
+        async def job(self, job_id: int) -> JobPlace:
+            self.asked += 1
+            return JobPlace(job_id, "RUNNING", NODES if job_id == 7 else ("n9",), "n2")
+
+    async def watch(manager: FakeManager, launcher: FakeLauncher, keeper: AgentKeeper) -> None:
+        await until(lambda: launcher.made)
+        manager.dead, manager.nodes = {"n9"}, (*NODES, "n9")
+        keeper.include("n9")
+        await until(lambda: len(launcher.made) >= 2)
+
+    manager, launcher, _ = keep(tmp_path, TwoJobs([]), watch)
+    assert "node left the job" not in manager.notes
+    assert launcher.made[1].nodes == {"n9"}
