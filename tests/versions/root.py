@@ -33,7 +33,10 @@ OPTIONS = (
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL",
          "PIP_FIND_LINKS", "PIP_DEFAULT_TIMEOUT", "TERM")  # fmt: skip
-_ISOLATED = ("unshare", "--mount", "--propagation", "private", "--uts", "--pid", "--fork", "--kill-child", "--")
+_ISOLATED = (  # ends with us, and all that runs inside with it
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--mount", "--propagation", "private", "--uts", "--pid", "--fork", "--kill-child", "--"),
+)
 
 
 class RootError(Exception):
@@ -87,6 +90,9 @@ class Root:
     def run(self, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, timeout_s: float) -> int:
         """The exit code of a command inside, in /src; its output goes to `log`. 124 if it did not end in time."""
         shutil.copy2("/etc/resolv.conf", self.path / "etc/resolv.conf", follow_symlinks=True)
+        hosts = self.path / "etc/hosts"
+        if not hosts.exists():  # a minimal bookworm has none, and a dev cluster mounts its own there
+            hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
         if CERTIFICATES.exists():
             shutil.copy2(CERTIFICATES, self.path / CERTIFICATES.relative_to("/"))
         pip_cache = self.cache / "pip"
@@ -150,9 +156,10 @@ class Root:
 
 
 def _check_machine() -> None:
-    lacks = [f"{name} not found: apt-get install {package}"
-             for name, package in (("unshare", "util-linux"), ("git", "git"), ("dpkg-query", "dpkg"))
-             if shutil.which(name) is None]  # fmt: skip
+    wanted = {"unshare": "util-linux", "setpriv": "util-linux", "git": "git", "dpkg-query": "dpkg"}
+    lacks = [
+        f"{name} not found: apt-get install {package}" for name, package in wanted.items() if shutil.which(name) is None
+    ]
     if os.geteuid() != 0:
         lacks.append("needs root, for a Debian root and network namespaces: run with sudo")
     elif not lacks:

@@ -67,15 +67,16 @@ def test_without_root_it_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.devcluster
 def test_mounts_and_processes_end_with_the_command(tmp_path: Path) -> None:
-    """Killed in the middle: what ran inside is gone, the machine has no mount more, and the folder can be removed."""
+    """The tool is killed in the middle: what ran inside is gone, and the machine has no mount more."""
     inside = tmp_path / "root"
     for name in ("proc", "sys", "dev", "run", "src", "bin", "lib", "lib64", "usr", "etc"):
         (inside / name).mkdir(parents=True)
     before = Path("/proc/mounts").read_text()
     bind = ":".join(f"/{name}={name}" for name in ("usr", "bin", "lib", "lib64"))
     marker = inside / "src/pid"
-    argv = [*root._ISOLATED, str(ENTER), str(inside), "sh", "-c", "touch pid; exec sleep 4242.4242"]
-    process = subprocess.Popen(argv, env={**os.environ, "BIND": bind})
+    inner = [*root._ISOLATED, str(ENTER), str(inside), "sh", "-c", "touch pid; exec sleep 4242.4242"]
+    tool = f"import subprocess; subprocess.run({inner!r})"
+    process = subprocess.Popen([sys.executable, "-c", tool], env={**os.environ, "BIND": bind})
     wait_for(marker.exists, "the command runs inside", 30)
     assert Path("/proc/mounts").read_text() == before, "mounts are not the machine's"
     process.kill()
