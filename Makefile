@@ -89,5 +89,5 @@ demo: install-system venv
 	$(SUDO) $(VENV)/bin/python examples/demo/demo.py $(if $(NODE),--node $(NODE))
 
 clean:
-	rm -rf $(VENV) build .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) build slurm_plugin/build .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
