@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -204,9 +205,13 @@ ORDINARY = (
 )  # fmt: skip
 
 
+# what srun says when the nodes of the job before are not free yet
+_WAITED = re.compile(r"srun: job \d+ (queued and waiting for|has been allocated) resources")
+
+
 def _observable(done: Done) -> tuple[int, list[str], list[str]]:
     def lines(text: str) -> list[str]:
-        kept = (line for line in text.splitlines() if not line.startswith(_VOLATILE))
+        kept = (line for line in text.splitlines() if not line.startswith(_VOLATILE) and not _WAITED.match(line))
         return sorted("".join(c for c in line if not c.isdigit()) for line in kept)
 
     return done.returncode, lines(done.stdout), lines(done.stderr)
