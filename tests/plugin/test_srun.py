@@ -28,10 +28,15 @@ def _becomes(site: Site, *argv: str, **options: object) -> Became:
     return Became.parse(done.stdout)
 
 
+# what srun says when the nodes of the job before are not free yet
+_WAITED = re.compile(r"^srun: job \d+ (queued and waiting for|has been allocated) resources\n", re.MULTILINE)
+
+
 def _stays(site: Site, *argv: str, **options: object) -> Done:
     before = site.started()
     done = _run(site, *argv, **options)
     assert site.started() == before, done.stdout
+    done.stderr = _WAITED.sub("", done.stderr)
     return done
 
 
@@ -205,13 +210,9 @@ ORDINARY = (
 )  # fmt: skip
 
 
-# what srun says when the nodes of the job before are not free yet
-_WAITED = re.compile(r"srun: job \d+ (queued and waiting for|has been allocated) resources")
-
-
 def _observable(done: Done) -> tuple[int, list[str], list[str]]:
     def lines(text: str) -> list[str]:
-        kept = (line for line in text.splitlines() if not line.startswith(_VOLATILE) and not _WAITED.match(line))
+        kept = (line for line in text.splitlines() if not line.startswith(_VOLATILE))
         return sorted("".join(c for c in line if not c.isdigit()) for line in kept)
 
     return done.returncode, lines(done.stdout), lines(done.stderr)
