@@ -44,7 +44,7 @@ def srun_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     jobs: list[SrunJob] = []
 
     def start(how: How, faults: tuple[Fault, ...], person: Person = ME, user: str | None = None) -> SrunJob:
-        name = re.sub(r"\W+", "-", request.node.name)
+        name = re.sub(r"\W+", "-", request.node.name) + f"-{len(jobs)}"
         jobs.append(SrunJob(cluster, folder / name, how, faults, person, user))
         return jobs[-1]
 
@@ -83,10 +83,13 @@ def test_a_power_cut_and_killed_ranks_whose_end_slurm_tells(srun_job: Start, und
     assert told, reasons(job.journal)
 
 
-def test_an_unprivileged_user_on_a_login_node(srun_job: Start, undisturbed_job) -> None:
+def test_an_unprivileged_user_on_a_login_node(srun_job: Start) -> None:
+    """Compared with a job of their own: their Python may be another one, and its files are what the example reads."""
+    undisturbed = srun_job("bare", (), unprivileged(), "nobody")
+    undisturbed.finish(None)
     job = srun_job("bare", (CUT, *KILLS[:1]), unprivileged(), "nobody")
     job.cut_power("cut")
-    job.finish(undisturbed_job(3, STEPS), recoveries=2)
+    job.finish(undisturbed.out, recoveries=2)
     assert job.job_dir.stat().st_uid != 0
 
 
