@@ -129,8 +129,8 @@ def drain(job: str, node: str, reason: str) -> None:
 def drop(job: str, node: str) -> None:
     """Give NODE, an idle spare of JOB, back to Slurm.
 
-    Slurm takes it from the job (on 22.05 without accounting it can do that once per job); one that came from the pool
-    goes back there.
+    Slurm takes it from the job (22.05 without accounting can do that once per job, and may give that node no work
+    until `scontrol reconfigure` if the site has an Epilog); one that came from the pool goes back there.
     """
     _ask_manager(job, Ask("drop", node))
     number = job_number(job)
