@@ -36,7 +36,7 @@ from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.voice import say
 from flashrec.manager.wishes import Wishes, has_room_without
-from flashrec.slurm.cli import CliScheduler
+from flashrec.slurm.choice import make_scheduler
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
 from flashrec.transport.stream import listen_tcp
@@ -110,7 +110,7 @@ class Manager:
         if client is not None and self.job_id is not None and pool.reservation:
             self._companions = Companions(
                 self, self.job_id, pool.reservation, pool.wait_s, self._config.detection.slurm_poll_interval_s, client,
-                CliScheduler(), self.journal.note,
+                make_scheduler(os.environ), self.journal.note,
             )  # fmt: skip
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
