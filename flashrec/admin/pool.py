@@ -24,7 +24,8 @@ from flashrec.slurm.hostlist import compress
 from flashrec.slurm.scheduler import UNUSABLE, JobInfo, NodeInfo, ReservationInfo
 
 DRAIN_PREFIX = "flashrec pool: "
-EVERYBODY = ("-nobody",)  # Slurm wants a name; this one says everybody but nobody
+# Slurm wants a name: everybody but a user that every system has and nobody is. (26.05 refuses `nobody` itself.)
+EVERYBODY = ("-daemon",)
 FLAGS = frozenset({"IGNORE_JOBS", "SPEC_NODES"})
 _HARMFUL_FLAGS = frozenset(
     {"REPLACE", "REPLACE_DOWN", "MAGNETIC", "FLEX", "OVERLAP", "ANY_NODES", "ALL_NODES", "DAILY"}

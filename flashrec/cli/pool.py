@@ -38,7 +38,7 @@ class Context(msgspec.Struct, frozen=True):
 @click.option(
     "--substitutes", help="Feature of nodes that may stand in while idle.  [default: substitutes=, else none]"
 )
-@click.option("--users", help="Who may use it, as Slurm's Users=.  [default: -nobody, that is everybody]")
+@click.option("--users", help="Who may use it, as Slurm's Users=.  [default: -daemon, that is everybody]")
 @click.pass_context
 def pool(
     ctx: click.Context,

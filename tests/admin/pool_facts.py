@@ -37,7 +37,7 @@ def job(
 
 def reservation(*nodes: str, name: str = "flashspare", **changes: Any) -> ReservationInfo:
     made = ReservationInfo(
-        name=name, nodes=nodes, node_count=len(nodes), users=("-nobody",), accounts=(),
+        name=name, nodes=nodes, node_count=len(nodes), users=("-daemon",), accounts=(),
         flags=frozenset({"IGNORE_JOBS", "SPEC_NODES"}), features="", partition="", start_time=NOW, end_time=NOW + YEAR,
         is_active=True,
     )  # fmt: skip

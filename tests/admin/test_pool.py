@@ -108,8 +108,8 @@ def test_a_member_without_the_feature_leaves() -> None:
 
 def test_users_are_repaired() -> None:
     (action,) = plan(facts([node("n1")], reservation("n1", users=("alice",))))
-    assert action == SetUsers(("-nobody",), "they are alice")
-    assert plan(facts([node("n1")], reservation("n1", users=("nobody",)))) == [], "as some releases show -nobody"
+    assert action == SetUsers(("-daemon",), "they are alice")
+    assert plan(facts([node("n1")], reservation("n1", users=("daemon",)))) == [], "as some releases show -daemon"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def node(name: str = "n1", **changes: Any) -> NodeInfo:
 
 def reservation(**changes: Any) -> ReservationInfo:
     whole = ReservationInfo(
-        name="flashspare", nodes=("n4",), node_count=1, users=("-nobody",), accounts=(),
+        name="flashspare", nodes=("n4",), node_count=1, users=("-daemon",), accounts=(),
         flags=frozenset({"IGNORE_JOBS", "SPEC_NODES"}), features="", partition="", start_time=0.0, end_time=4e9,
         is_active=True,
     )  # fmt: skip

@@ -42,7 +42,11 @@ def reservation(held: ReservationInfo) -> Finding:
     name = "pool.reservation"
     if not held.is_active:
         return fail(name, f"reservation {held.name} is not active", SYNC)
-    users = "everybody" if held.users in (EVERYBODY, ("nobody",)) else ", ".join(held.users or held.accounts)
+    users = (
+        "everybody"
+        if {user.lstrip("-") for user in held.users} == {user.lstrip("-") for user in EVERYBODY}
+        else ", ".join(held.users or held.accounts)
+    )
     return ok(name, f"{held.name}, for {users or 'nobody'}")
 
 
