@@ -24,7 +24,7 @@ from tests.support.plugin import SOURCES, build_plugin
 
 pytestmark = pytest.mark.devcluster
 
-USER, OTHER = "daemon", "games"
+USER, OTHER = "mail", "games"
 FLASHREC = [sys.executable, "-m", "flashrec.cli.main"]
 ARGUMENTS = "pool=flashspare max_per_job=1 max_per_user=2 extend=5 drain=user no_kill=cli_filter"
 
