@@ -148,6 +148,23 @@ def test_a_companion_job_that_is_cancelled_is_a_lost_node(cluster: DevCluster, p
     assert_given_back(cluster)
 
 
+def test_a_node_from_the_pool_is_lost_as_any_node(cluster: DevCluster, pool_job, calm) -> None:
+    undisturbed = calm(2, 12)
+    cluster.run(["scontrol", "update", f"reservationname={POOL}", "nodes=n3,n4"])
+    try:
+        again = Fault("again", rank=0, place="forward", kind="request", step=8)
+        job = pool_job(nodes=2, steps=12, faults=[CUT, again])
+        first = job.hit("cut", cluster.cut_power)
+        second = job.hit("again", cluster.cut_power)
+        job.finish(undisturbed, recoveries=2)
+        granted = [note["node"] for note in notes(job, "companion granted")]
+        assert sorted(granted) == ["n3", "n4"] and first not in granted and second == granted[0]
+        given_back = [(note["node"], note["reason"]) for note in notes(job, "companion given back")]
+        assert given_back == [(granted[0], "no rank is on it"), (granted[1], "the job is over")]
+    finally:
+        cluster.run(["scontrol", "update", f"reservationname={POOL}", "nodes=n4"], check=False)
+
+
 @pytest.mark.parametrize("how", ["scancel", "SIGTERM"])
 def test_a_job_that_is_ended_gives_its_node_back(cluster: DevCluster, pool_job, how: str) -> None:
     job = pool_job(nodes=2, steps=50, faults=[CUT, STAND])
