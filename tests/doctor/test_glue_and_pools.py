@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flashrec.admin.doctor.facts import Facts
 from flashrec.admin.doctor.finding import Finding, Status
 from flashrec.admin.doctor.glue import check_glue
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
 from flashrec.admin.pool_sync import PoolError
-from tests.doctor.builders import NOTHING, UNASKED, by_name, facts, line, node, not_ok, reservation
+from tests.doctor.builders import HEALTHY, NOTHING, UNASKED, by_name, facts, line, node, not_ok, reservation
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "slurm_plugin/lua"
@@ -100,6 +101,20 @@ def test_prolog_matters_where_an_argument_needs_it(conf: Path, argument: str) ->
     assert found.status is Status.WARN and argument in found.what
     prolog = "/usr/libexec/flashrec/flashrec-prolog"
     assert look(conf, arguments=(argument,), Prolog=prolog)["hooks.prolog"].status is Status.OK
+
+
+def _shown(config: dict[str, str]) -> Facts:
+    return msgspec.structs.replace(facts(), config=config)
+
+
+def test_hooks_as_later_releases_show_them(conf: Path) -> None:
+    """24.11 and 26.05 number them, and leave out what is not set."""
+    given = {"SLURM_CONF": str(conf / "slurm.conf"), "Epilog[0]": "/bin/true", "Epilog[1]": str(conf / "epilog")}
+    shown = {key: value for key, value in HEALTHY.items() if key != "Epilog"} | given
+    found = by_name(check_glue(_shown(shown), None, True))
+    assert found["hooks.epilog"].status is Status.OK
+    del shown["Epilog[0]"], shown["Epilog[1]"]
+    assert by_name(check_glue(_shown(shown), None, True))["hooks.epilog"].status is Status.WARN
 
 
 def test_glue_that_could_not_be_asked_for_is_unknown() -> None:

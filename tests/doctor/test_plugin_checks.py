@@ -82,6 +82,11 @@ def test_commented_line_does_not_count(site: Site) -> None:
     assert by_name(check_plugin(site.facts()))["plugin.line"].status is Status.FAIL
 
 
+def test_what_stands_behind_a_hash_is_no_argument(site: Site) -> None:
+    site.write(f"optional flashrecovery.so flashrec={site.flashrec} # loud")
+    assert not_ok(check_plugin(site.facts())) == []
+
+
 def test_misspelt_argument_is_told(site: Site) -> None:
     site.write(f"optional flashrecovery.so flashrec={site.flashrec} max_per_jop=2 loud")
     found = by_name(check_plugin(site.facts()))["plugin.arguments"]

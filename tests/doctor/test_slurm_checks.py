@@ -1,11 +1,16 @@
 """Slurm itself: no controller, versions that do not fit, clocks that disagree, shared nodes."""
 
+import asyncio
+
 import pytest
 
-from flashrec.admin.doctor.facts import parse_version
+from flashrec.admin.doctor.facts import Missing, gather, parse_version
 from flashrec.admin.doctor.finding import Status
 from flashrec.admin.doctor.slurm_checks import check_slurm
+from flashrec.slurm.cli import CliScheduler
+from flashrec.slurm.command import Commands
 from tests.doctor.builders import NOTHING, UNASKED, by_name, facts, node, not_ok
+from tests.doctor.fakes import FakeCommands
 
 
 def test_healthy_cluster_is_fine() -> None:
@@ -74,6 +79,24 @@ def test_what_could_not_be_asked_is_unknown_never_fine(fact: str, check: str) ->
 def test_no_node_with_a_version_is_not_fine() -> None:
     found = by_name(check_slurm(facts(nodes={"n1": node("n1", version="")})))["slurm.node-versions"]
     assert found.status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "sharing"),
+    [
+        ("PartitionName=main Default=YES OverSubscribe=EXCLUSIVE State=UP", "EXCLUSIVE"),  # 22.05, 24.11
+        ("PartitionName=main Exclusive=NODE OverSubscribe=NO State=UP", "EXCLUSIVE"),  # 26.05
+        ("PartitionName=main Exclusive=NO OverSubscribe=FORCE:2 State=UP", "FORCE:2"),
+    ],
+)
+def test_ways_to_say_that_jobs_get_whole_nodes(line: str, sharing: str) -> None:
+    with FakeCommands({"scontrol": f"echo '{line}'"}):
+        assert asyncio.run(gather(CliScheduler(), Commands())).sharing == {"main": sharing}
+
+
+def test_no_partition_is_no_answer() -> None:
+    with FakeCommands({"scontrol": "echo"}):
+        assert isinstance(asyncio.run(gather(CliScheduler(), Commands())).sharing, Missing)
 
 
 @pytest.mark.parametrize("text", ["22.05.8", "slurm-wlm 22.05.8", "slurm 22.05.8-1"])

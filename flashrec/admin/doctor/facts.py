@@ -97,9 +97,17 @@ async def _clock(commands: Commands) -> tuple[float, float]:
 
 
 async def _sharing(commands: Commands) -> dict[str, str]:
-    text = await commands.call("sinfo", "--all", "--noheader", "--format", "%R|%h")
-    pairs = (line.strip().partition("|") for line in text.splitlines())
-    return {name: sharing.strip() for name, _, sharing in pairs if name}
+    """Users have no say in what this prints. 26.05 says Exclusive=NODE where others say OverSubscribe=EXCLUSIVE."""
+    text = await commands.call("scontrol", "--all", "--oneliner", "show", "partition")
+    found = {}
+    for line in text.splitlines():
+        words = {key: value for key, _, value in (word.partition("=") for word in line.split())}
+        if "PartitionName" in words:
+            is_whole = words.get("Exclusive") == "NODE"
+            found[words["PartitionName"]] = "EXCLUSIVE" if is_whole else words.get("OverSubscribe", "unknown")
+    if not found:
+        raise SlurmError("scontrol show partition: printed no partition")
+    return found
 
 
 async def _help(commands: Commands) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,8 +81,10 @@ def hooks(config: Mapping[str, str], line: PluginLine | None) -> list[Finding]:
 
 
 def _hook(config: Mapping[str, str], key: str, lost: str) -> Finding:
-    """Every path that Prolog= or Epilog= names may be a script of the site's that calls ours."""
-    name, given = f"hooks.{key.lower()}", config.get(key, "")
+    """Every path that Prolog= or Epilog= names may be a script of the site's that calls ours. Later releases show them
+    as Epilog[0], Epilog[1], or not at all."""
+    name = f"hooks.{key.lower()}"
+    given = " ".join(value for shown, value in config.items() if re.fullmatch(rf"{key}(\[\d+\])?", shown))
     programs = [word for word in given.replace(",", " ").split() if word not in ("(null)", "none")]
     ours = [word for word in programs if OURS_IN_HOOKS in word or _mentions(Path(word), OURS_IN_HOOKS)]
     if ours:
