@@ -269,13 +269,13 @@ class Machine:
             self._start_anew(reason, now)
 
     def _is_stuck(self, reason: str) -> bool:
-        """Failures in a row without one new optimizer step: the next one would only repeat them."""
+        """Failures in a row without one new optimizer step: the next one, or a requeue, would only repeat them."""
         self._without_progress += 1
         if self._without_progress <= self.limits.max_without_progress:
             return False
         self._stop(
             f"{self._without_progress} failures in a row without one new step; the last one: {reason}",
-            EXIT_REQUEUE,
+            EXIT_BUG,
         )
         return True
 
