@@ -57,6 +57,12 @@ class Site:
         return len(self.log.read_text().splitlines())
 
 
+def complaints(stderr: str) -> str:
+    """What a command said, less that it had to wait until Slurm had cleaned up after the job before."""
+    waiting = re.compile(r"(srun|salloc): (job|Pending job|Granted job|Job|Nodes) .*")
+    return "".join(f"{line}\n" for line in stderr.splitlines() if not waiting.fullmatch(line))
+
+
 class Became(msgspec.Struct, frozen=True):
     """What a `flashrec` said of itself: its words, its environment (in part), and the signals it has blocked."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from collections.abc import Sequence
 
 import pytest
 
-from tests.plugin.conftest import Became, Site
+from tests.plugin.conftest import Became, Site, complaints
 
 pytestmark = pytest.mark.devcluster
 
@@ -28,15 +27,11 @@ def _becomes(site: Site, *argv: str, **options: object) -> Became:
     return Became.parse(done.stdout)
 
 
-# what srun says when the nodes of the job before are not free yet
-_WAITED = re.compile(r"^srun: job \d+ (queued and waiting for|has been allocated) resources\n", re.MULTILINE)
-
-
 def _stays(site: Site, *argv: str, **options: object) -> Done:
     before = site.started()
     done = _run(site, *argv, **options)
     assert site.started() == before, done.stdout
-    done.stderr = _WAITED.sub("", done.stderr)
+    done.stderr = complaints(done.stderr)
     return done
 
 
@@ -196,7 +191,6 @@ _VOLATILE = (
     "SLURM_LAUNCH_NODE",
     "SLURM_WORKING_CLUSTER",
     "SLURM_UMASK",
-    "salloc: Job allocation",  # revoked or not: who was first
 )
 ORDINARY = (
     ["srun", "-N2", "-l", "hostname"],
