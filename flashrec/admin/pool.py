@@ -70,11 +70,6 @@ class SetNodes(msgspec.Struct, frozen=True):
     reason: str
 
 
-class SetUsers(msgspec.Struct, frozen=True):
-    users: tuple[str, ...]
-    reason: str
-
-
 class ExtendPool(msgspec.Struct, frozen=True):
     """minutes: the new duration, counted from the reservation's start."""
 
@@ -93,7 +88,7 @@ class Complain(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Union[CreatePool, DeletePool, SetNodes, SetUsers, ExtendPool, CancelJob, Complain]
+Action = Union[CreatePool, DeletePool, SetNodes, ExtendPool, CancelJob, Complain]
 
 
 def served_job(job: JobInfo) -> int | None:
@@ -117,12 +112,12 @@ def plan_sync(config: PoolConfig, facts: PoolFacts, now: float) -> list[Action]:
         return actions
     wrong = held.flags & _HARMFUL_FLAGS | {f"without {flag}" for flag in FLAGS - held.flags}
     wrong |= {f"for account {account}" for account in held.accounts}
+    if _plain(held.users) != _plain(config.users):
+        wrong |= {f"for users {','.join(held.users) or '(none)'}"}
     if wrong:
         return [*actions, *_remake(config, facts, members, wrong)]
     if members and set(members) != set(held.nodes):
         actions.append(SetNodes(members, _difference(facts, set(held.nodes), set(members))))
-    if _plain(held.users) != _plain(config.users):
-        actions.append(SetUsers(config.users, f"they are {','.join(held.users) or 'none'}"))
     return [*actions, *_renewal(held, now)]
 
 
@@ -179,7 +174,8 @@ def orphans(jobs: Sequence[JobInfo]) -> list[CancelJob]:
 
 
 def _remake(config: PoolConfig, facts: PoolFacts, members: tuple[str, ...], wrong: frozenset[str]) -> list[Action]:
-    """Flags and kind of a reservation cannot be changed: make it anew, if nobody works in it."""
+    """Flags and kind of a reservation cannot be changed, and users not either (`users=-daemon` is taken and changes
+    nothing on 22.05, and is an error on 26.05): make it anew, if nobody works in it."""
     text = f"reservation {config.name} was not made by flashrec ({', '.join(sorted(wrong))})"
     if any(job.reservation == config.name for job in facts.jobs):
         return [Complain(f"{text}; it can only be made anew once no job uses it")]

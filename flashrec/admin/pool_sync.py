@@ -31,7 +31,6 @@ from flashrec.admin.pool import (
     PoolConfig,
     PoolFacts,
     SetNodes,
-    SetUsers,
     plan_sync,
 )
 from flashrec.slurm.scheduler import NodeInfo, Scheduler, SlurmError
@@ -123,8 +122,6 @@ async def _apply(scheduler: Scheduler, config: PoolConfig, action: Action) -> No
             await scheduler.delete_reservation(config.name)
         case SetNodes():
             await scheduler.update_reservation(config.name, nodes=action.nodes)
-        case SetUsers():
-            await scheduler.update_reservation(config.name, users=action.users)
         case ExtendPool():
             await scheduler.update_reservation(config.name, duration=str(action.minutes))
         case CancelJob():
@@ -139,8 +136,6 @@ def describe(config: PoolConfig, action: Action) -> str:
             return f"delete reservation {config.name}: {action.reason}"
         case SetNodes():
             return f"set the nodes of {config.name} to {','.join(action.nodes)}: {action.reason}"
-        case SetUsers():
-            return f"set the users of {config.name} to {','.join(action.users)}: {action.reason}"
         case ExtendPool():
             return f"let {config.name} last another year: {action.reason}"
         case CancelJob():

@@ -14,7 +14,6 @@ from flashrec.admin.pool import (
     PoolConfig,
     PoolFacts,
     SetNodes,
-    SetUsers,
     plan_sync,
 )
 from tests.admin.pool_facts import NOW, YEAR, facts, job, node, reservation
@@ -106,9 +105,7 @@ def test_a_member_without_the_feature_leaves() -> None:
     assert new_nodes(plan(known)) == ("n1",)
 
 
-def test_users_are_repaired() -> None:
-    (action,) = plan(facts([node("n1")], reservation("n1", users=("alice",))))
-    assert action == SetUsers(("-daemon",), "they are alice")
+def test_daemon_is_the_user_who_is_left_out() -> None:
     assert plan(facts([node("n1")], reservation("n1", users=("daemon",)))) == [], "as some releases show -daemon"
 
 
@@ -119,6 +116,7 @@ def test_users_are_repaired() -> None:
         {"flags": frozenset({"IGNORE_JOBS", "SPEC_NODES", "MAGNETIC"})},
         {"flags": frozenset({"SPEC_NODES"})},
         {"accounts": ("phys",)},
+        {"users": ("alice",)},
     ],
 )
 def test_a_reservation_of_another_kind_is_made_anew_unless_it_is_used(changes: dict[str, object]) -> None:

@@ -259,6 +259,13 @@ def test_sync_makes_a_foreign_reservation_anew(cluster: DevCluster) -> None:
     assert pool(cluster, "sync").stdout == "pool flashspare: nothing to do\n"
 
 
+def test_sync_repairs_the_users(cluster: DevCluster) -> None:
+    cluster.run(["scontrol", "update", "reservationname=flashspare", "users=root"])
+    assert pool(cluster, "sync").returncode == 0
+    assert pool(cluster, "sync").stdout == "pool flashspare: nothing to do\n"
+    assert " Users=-daemon " in cluster.run(["scontrol", "-o", "show", "reservation", "flashspare"]).stdout
+
+
 def test_sync_cancels_a_companion_job_whose_job_has_ended(cluster: DevCluster) -> None:
     lonely, forged = submit(cluster, "--nodes=1"), submit(cluster, "--nodes=1", "--comment=flashrec:spare-for=999")
     cluster.run(["scontrol", "update", f"jobid={lonely}", "admincomment=flashrec:spare-for=999"])
