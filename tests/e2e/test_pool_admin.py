@@ -387,6 +387,8 @@ def report(cluster: DevCluster, text: str, *options: str) -> tuple[int, list[str
     assert states(jobs(cluster)[job_id]) <= {"COMPLETED", "COMPLETING"}, "there was no place for a report"
     spool = Path("/var/spool/flashrec") / cluster.spec.name
     wait_for(lambda: not list(spool.glob(f"*/{job_id}")), "the epilogs", 30)
+    # Slurm hears of an epilog's end a little later, and says "draining" or "completing" until then.
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "Slurm to know of them", 60)
     return job_id, nodes
 
 
