@@ -3,17 +3,19 @@
  * all.
  *
  * slurmstepd is root, and where to send is what the user's command line says. So: only an absolute
- * path, looked up with the user's rights; only a socket that belongs to the job's user, and to
- * exactly the one that was looked at (it cannot be replaced in between); nothing is created, opened
- * for reading or waited for. Whatever goes wrong stays without effect.
+ * path, looked up with the user's rights and none of root's groups; only a socket that belongs to
+ * the job's user, and to exactly the one that was looked at (it cannot be replaced in between);
+ * nothing is created, opened for reading or waited for. Whatever goes wrong stays without effect.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -110,19 +112,39 @@ static void send_to(int target, const char *text, size_t length)
 }
 
 /*
- * The calling thread's rights over files alone are those of `user` while `path` is looked up
- * and used.
+ * The system call itself: glibc's setgroups changes all threads of a process, and slurmstepd has
+ * others at work.
  */
-static void send_as(uid_t user, const char *path, const char *text, size_t length)
+static int set_groups(int count, const gid_t *groups)
 {
-	int before = setfsuid(user);
-	int target = (uid_t)setfsuid(user) == user ? look_up(path, user) : -1;
+	return (int)syscall(SYS_setgroups, (size_t)count, groups);
+}
 
+/*
+ * The calling thread's rights over files alone are those of `user` and `group` while `path` is
+ * looked up and used: with root's groups a user would learn what is in folders of theirs. If
+ * slurmstepd is not root, it is the user already.
+ */
+static void send_as(uid_t user, gid_t group, const char *path, const char *text, size_t length)
+{
+	static gid_t groups[NGROUPS_MAX];
+	int num_groups = getgroups(NGROUPS_MAX, groups);
+	int user_before, group_before, target = -1;
+
+	if (num_groups < 0 || (geteuid() == 0 && set_groups(0, groups) != 0))
+		return;
+	group_before = setfsgid(group);
+	user_before = setfsuid(user);
+	if ((uid_t)setfsuid(user) == user && (gid_t)setfsgid(group) == group)
+		target = look_up(path, user);
 	if (target >= 0) {
 		send_to(target, text, length);
 		close(target);
 	}
-	setfsuid((uid_t)before);
+	setfsuid((uid_t)user_before);
+	setfsgid((gid_t)group_before);
+	if (geteuid() == 0)
+		(void)set_groups(num_groups, groups);
 }
 
 int flashrec_task_exit(spank_t spank)
@@ -132,13 +154,15 @@ int flashrec_task_exit(spank_t spank)
 	char path[MAX_PATH];
 	const char *pattern = find_socket(spank);
 	uid_t user;
+	gid_t group;
 
 	if (pattern && expand(spank, pattern, path) &&
-	    spank_get_item(spank, S_JOB_UID, &user) == ESPANK_SUCCESS) {
+	    spank_get_item(spank, S_JOB_UID, &user) == ESPANK_SUCCESS &&
+	    spank_get_item(spank, S_JOB_GID, &group) == ESPANK_SUCCESS) {
 		int length = describe(spank, text);
 
 		if (length > 0 && length < MAX_DATAGRAM)
-			send_as(user, path, text, (size_t)length);
+			send_as(user, group, path, text, (size_t)length);
 	}
 	errno = saved;
 	return 0;

@@ -128,6 +128,9 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
 	case S_JOB_UID:
 		*va_arg(out, uid_t *) = fake.uid;
 		break;
+	case S_JOB_GID:
+		*va_arg(out, gid_t *) = fake.gid;
+		break;
 	case S_JOB_ID:
 		*va_arg(out, uint32_t *) = fake.job;
 		break;

@@ -29,6 +29,7 @@ struct fake {
 	spank_err_t register_rc;
 	int missing_item; /* the spank_item that cannot be had, or -1 */
 	uid_t uid;
+	gid_t gid;
 	uint32_t job, step, task;
 	pid_t pid;
 	int status;

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sys/fsuid.h>
 #include <sys/socket.h>
@@ -14,7 +15,7 @@
 #include "fake_spank.h"
 #include "flashrec.h"
 
-enum { OTHER_USER = 54321 };
+enum { OTHER_USER = 54321, SOME_GROUP = 54322 };
 
 static const char TEXT[] = "FLASHREC1 task_exit 77 4294967290 5 4242 768\n";
 
@@ -49,6 +50,7 @@ static void start(void)
 	fake_reset();
 	fake.context = S_CTX_REMOTE;
 	fake.uid = geteuid();
+	fake.gid = getegid();
 	fake.job = 77;
 	fake.step = 4294967290U;
 	fake.task = 5;
@@ -80,6 +82,7 @@ static void send_one(void)
 	CHECK(num_open() == before);
 	CHECK_TEXT(fake.said, "");
 	CHECK((uid_t)setfsuid((uid_t)-1) == geteuid());
+	CHECK((gid_t)setfsgid((gid_t)-1) == getegid());
 }
 
 static bool arrives(int fd)
@@ -136,8 +139,8 @@ static void test_only_for_our_launcher(void)
 
 static void test_items_that_cannot_be_had(void)
 {
-	static const int ITEMS[] = {S_JOB_ARGV,       S_JOB_UID,  S_JOB_ID,          S_JOB_STEPID,
-				    S_TASK_GLOBAL_ID, S_TASK_PID, S_TASK_EXIT_STATUS};
+	static const int ITEMS[] = {S_JOB_ARGV,   S_JOB_UID,        S_JOB_GID,  S_JOB_ID,
+				    S_JOB_STEPID, S_TASK_GLOBAL_ID, S_TASK_PID, S_TASK_EXIT_STATUS};
 	int fd = listen_at(path);
 
 	for (size_t i = 0; i < sizeof(ITEMS) / sizeof(ITEMS[0]); i++) {
@@ -341,6 +344,35 @@ static void test_rights_are_the_users(void)
 	close(fd);
 }
 
+/* A user who could look up what root's groups may would learn what is in their folders. */
+static void test_rights_are_not_those_of_roots_groups(void)
+{
+	static const gid_t SOME[] = {SOME_GROUP};
+	gid_t groups[64], kept[2];
+	int fd, num_groups = getgroups(64, groups);
+
+	if (geteuid() != 0)
+		return;
+	CHECK(num_groups >= 0 && setgroups(1, SOME) == 0);
+	fd = listen_at(path);
+	CHECK(chown(path, OTHER_USER, OTHER_USER) == 0);
+	CHECK(chmod(folder, 0750) == 0 && chown(folder, 0, 0) == 0);
+	start();
+	fake.uid = OTHER_USER;
+	fake.gid = OTHER_USER;
+	send_one();
+	CHECK(chown(folder, 0, SOME_GROUP) == 0);
+	send_one();
+	CHECK(!arrives(fd));
+	CHECK(chown(folder, 0, OTHER_USER) == 0);
+	send_one();
+	CHECK(arrives(fd));
+	CHECK(getgroups(2, kept) == 1 && kept[0] == SOME_GROUP);
+	CHECK(chmod(folder, 0700) == 0 && chown(folder, 0, 0) == 0);
+	CHECK(setgroups((size_t)num_groups, groups) == 0);
+	close(fd);
+}
+
 int main(void)
 {
 	CHECK(mkdtemp(folder));
@@ -359,6 +391,7 @@ int main(void)
 	test_socket_of_another_user();
 	test_socket_cannot_be_exchanged();
 	test_rights_are_the_users();
+	test_rights_are_not_those_of_roots_groups();
 	unlink(path);
 	unlink(second_path);
 	CHECK(rmdir(folder) == 0);
