@@ -25,7 +25,6 @@ local M = {}
 local MARK = "flashrec:spare-for="
 local RUNNING, SUSPENDED, COMPLETING = 1, 2, 0x8000
 local UNSET, INFINITE = 4294967294, 4294967295
-local VIEW_VALID_S = 60
 local YEAR_S = 300 * 86400 -- an end further away than this means no limit
 
 local settings = { plugstack = "/etc/slurm/plugstack.conf", pool = "flashspare", cache_s = 60, admins = {} }
@@ -160,11 +159,12 @@ local function count(main_id, user_id, partition)
 end
 
 -- Slurm renews `slurm.jobs` only when a job has changed in a later second than the last time (measured, 22.05), so what
--- we admitted a moment ago may be missing in it: as long as it is the same table we count our own admissions as well.
-local function ledger(now)
+-- we admitted a moment ago may be missing in it, on a quiet cluster for hours: as long as it is the same table we count
+-- our own admissions as well. One that came to nothing counts until then, too; the manager renews the table before it asks.
+local function ledger()
   local kept = {}
   for _, entry in ipairs(admitted) do
-    if entry.view == slurm.jobs and now - entry.at < VIEW_VALID_S and now >= entry.at then
+    if entry.view == slurm.jobs then
       kept[#kept + 1] = entry
     end
   end
@@ -172,9 +172,9 @@ local function ledger(now)
   return kept
 end
 
-local function over_limit(limits, main_id, main, user_id, now)
+local function over_limit(limits, main_id, main, user_id)
   local of_job, of_user, of_partition = count(main_id, user_id, main.partition)
-  for _, entry in ipairs(ledger(now)) do
+  for _, entry in ipairs(ledger()) do
     of_job = of_job + (entry.main_id == main_id and 1 or 0)
     of_user = of_user + (entry.user_id == user_id and 1 or 0)
     of_partition = of_partition + (entry.partition == main.partition and 1 or 0)
@@ -247,15 +247,14 @@ local function admit(job, submit_uid)
   elseif served_job(main.admin_comment) then
     return refuse(("pool %s: job %d is itself a companion job"):format(pool, main_id))
   end
-  local now = os.time()
-  text = over_limit(limits, main_id, main, job.user_id, now)
+  text = over_limit(limits, main_id, main, job.user_id)
   if text ~= nil then
     return refuse(text)
   end
-  limit_time(job, main, now)
+  limit_time(job, main, os.time())
   job.admin_comment = MARK .. string.format("%d", main_id)
   admitted[#admitted + 1] =
-    { view = slurm.jobs, at = now, main_id = main_id, user_id = job.user_id, partition = main.partition }
+    { view = slurm.jobs, main_id = main_id, user_id = job.user_id, partition = main.partition }
 end
 
 local function judge_submit(job, submit_uid)
@@ -290,6 +289,10 @@ local function judge_modify(job, record, uid)
       if is_set(job[field]) then
         return refuse(("%s of a companion job cannot be changed"):format(field))
       end
+    end
+    -- Slurm lets users raise the limit of a pending job, beyond the end of the job that it serves.
+    if is_set(job.time_limit) and (tonumber(job.time_limit) or INFINITE) > (tonumber(record.time_limit) or 0) then
+      return refuse("the time limit of a companion job is not raised by users")
     end
   end
 end

@@ -181,11 +181,12 @@ H.case("two in the same second: the second one sees the first, although slurm.jo
   admitted(M, companion())
 end)
 
-H.case("what came to nothing is not held against anybody for ever", function()
+H.case("on a quiet cluster, where slurm.jobs stays as it is for hours, what was admitted counts", function()
   local M = pool("pool=flashspare max_per_job=1")
   admitted(M, companion())
-  clock = clock + 61
-  admitted(M, companion())
+  clock = clock + 7200
+  slurm.jobs["7"].end_time = clock + 3600
+  refused(M, companion(), "job 7 holds 1")
 end)
 
 H.case("limits that cannot be read close the pool and nothing else", function()
@@ -247,7 +248,8 @@ end)
 
 -- ---- modify
 
-local MARKED = { job_id = 101, user_id = USER, reservation = "flashspare", admin_comment = "flashrec:spare-for=7" }
+local MARKED = { job_id = 101, user_id = USER, reservation = "flashspare", admin_comment = "flashrec:spare-for=7",
+  time_limit = 60 }
 
 H.case("no job is moved into the pool", function()
   local M = pool("pool=flashspare")
@@ -273,6 +275,15 @@ H.case("a companion job does not grow, move or leave", function()
   end
   H.equal(modify(M, { time_limit = 5, comment = "x" }, MARKED), slurm.SUCCESS)
   H.equal(modify(M, { min_nodes = 2 }), slurm.SUCCESS, "an ordinary job")
+end)
+
+H.case("users do not raise the time limit of a companion job, while it is pending", function()
+  local M = pool("pool=flashspare")
+  H.equal(modify(M, { time_limit = 60 }, MARKED), slurm.SUCCESS)
+  H.equal(modify(M, { time_limit = 61 }, MARKED), slurm.ERROR)
+  H.equal(modify(M, { time_limit = 4294967295 }, MARKED), slurm.ERROR, "no limit")
+  H.equal(modify(M, { time_limit = 61 }, MARKED, 0), slurm.SUCCESS, "root")
+  H.equal(modify(M, { time_limit = 500 }), slurm.SUCCESS, "an ordinary job")
 end)
 
 H.finish()
