@@ -40,6 +40,7 @@ CLEANERS = 8  # about so many nodes of a large job look for companion jobs
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 _SERVES = re.compile(r"flashrec:spare-for=([0-9]{1,10})\Z")
+_EXTENDED = re.compile(r"(?:\A|\s)flashrec:extended=([0-9]{1,4})\Z")
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"}
 _ENDED |= {"OUT_OF_MEMORY", "COMPLETING", "REVOKED"}
 
@@ -161,7 +162,7 @@ def settings(environ):
     return {}
 
 
-def minutes(text):
+def whole_number(text):
     return int(text) if text and _NUMBER.match(text) and int(text) < 100000 else 0
 
 
@@ -180,9 +181,13 @@ def record(job):
 
 
 def grant_time(job, granted):
-    """After a replacement: the job that this companion job serves gets more time, and so do all its companions."""
-    extend, delay = minutes(granted.get("extend")), minutes(granted.get("delay"))
-    if not (extend or delay) or not job.comment.startswith("flashrec:spare-for="):  # a hint that saves a question
+    """After a replacement: the job that this companion job serves gets more time, and so do all its companions.
+
+    Not more often than max_per_job, or a job would live for ever by taking nodes from the pool and giving them back.
+    """
+    extend, delay = whole_number(granted.get("extend")), whole_number(granted.get("delay"))
+    is_companion = job.num_nodes == 1 and job.comment.startswith("flashrec:spare-for=")  # a hint that saves a question
+    if not (extend or delay) or not is_companion:
         return
     jobs = jobs_of(job.uid)
     mine = jobs.get(job.id)
@@ -191,7 +196,7 @@ def grant_time(job, granted):
         return
     waited = max(0, mine["started"] - mine["submitted"] + 59) // 60 if mine["started"] else 0
     more = extend + min(delay, waited)
-    if more:
+    if more and count_grant(main, whole_number(granted.get("max_per_job", "2"))):
         for other in [main] + [j for j in jobs.values() if served(j) == main["id"] and not has_ended(j)]:
             try:
                 call("scontrol", "update", "jobid={}".format(other["id"]), f"timelimit=+{more}")
@@ -200,12 +205,28 @@ def grant_time(job, granted):
                 log(f"time limit: {err}")
 
 
+def count_grant(main, allowed):
+    """Note in the job's admin comment, behind what the site has there, that it gets more time. False: often enough."""
+    before = _EXTENDED.search(main["admin"])
+    times = int(before.group(1)) if before else 0
+    if times >= allowed:
+        log("job {}: no more time, it was given {} times already (max_per_job)".format(main["id"], times))
+        return False
+    text = "{} flashrec:extended={}".format(_EXTENDED.sub("", main["admin"]), times + 1).strip()
+    call("scontrol", "update", "jobid={}".format(main["id"]), "admincomment=" + text)
+    return True
+
+
 # ---- epilog
 
 
-def cancel_companions(job):
+def cancel_companions(job, policy):
     """Of a job that has ended: this also runs where a node leaves a job that goes on."""
     if not job.is_controller and zlib.crc32(f"{job.id} {job.node}".encode()) % job.num_nodes >= CLEANERS:
+        return
+    # Every job of the cluster ends here. This question is cheap; 22.05 answers the next one with all jobs of all users.
+    pool = policy.get("pool") or "flashspare"
+    if not call("squeue", "--all", "--noheader", f"--user={job.uid}", f"--reservation={pool}", "--format=%A").strip():
         return
     jobs = jobs_of(job.uid)
     main = jobs.get(job.id)
@@ -213,8 +234,12 @@ def cancel_companions(job):
         return
     for other in jobs.values():
         if served(other) == job.id and not has_ended(other):
-            call("scancel", str(other["id"]))
-            log("job {}: companion job {} cancelled".format(job.id, other["id"]))
+            attempt(cancel, job, other)
+
+
+def cancel(job, companion):
+    call("scancel", str(companion["id"]))
+    log("job {}: companion job {} cancelled".format(job.id, companion["id"]))
 
 
 def read_report(folder, uid):
@@ -331,7 +356,7 @@ def main(which, environ):
             attempt(record, job)
         attempt(grant_time, job, settings(environ))
     elif which == "epilog":
-        attempt(cancel_companions, job)
+        attempt(cancel_companions, job, settings(environ))
         if job.folder and not job.is_controller:
             attempt(drain_reported, job, settings(environ))
             attempt(shutil.rmtree, job.folder, True)

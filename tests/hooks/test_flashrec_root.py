@@ -22,12 +22,12 @@ HOOKS = Path(__file__).parents[2] / "slurm_plugin/hooks"
 UID = os.getuid()
 
 COMMANDS = {
-    "squeue": 'cat "$PLAY/jobs.json"',
+    "squeue": 'echo "$*" >> "$PLAY/asked"; case "$*" in *--format*) cat "$PLAY/held";; *) cat "$PLAY/jobs.json";; esac',
     "sinfo": 'case "$*" in *%T\\|%E) cat "$PLAY/marked";; *) cat "$PLAY/state";; esac',
     "scontrol": 'if [ "$2" = hostnames ]; then echo "$3" | tr , "\\n"; exit; fi\n'
     '{ printf "%s|" "$@"; echo; } >> "$PLAY/done"\n'
     '[ ! -e "$PLAY/after" ] || mv "$PLAY/after" "$PLAY/marked"',
-    "scancel": 'echo "cancel $*" >> "$PLAY/done"',
+    "scancel": '[ "$1" != "$(cat "$PLAY/gone")" ] || exit 1\necho "cancel $*" >> "$PLAY/done"',
 }
 
 
@@ -55,8 +55,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def play(root: Any, jobs: list[dict[str, Any]] | None = None, state: str = "idle\n", marked: str = "") -> None:
-    """What Slurm says from now on."""
+def play(
+    root: Any, jobs: list[dict[str, Any]] | None = None, state: str = "idle\n", marked: str = "", gone: str = ""
+) -> None:
+    """What Slurm says from now on. gone: a job that cannot be cancelled."""
+    (root.play / "held").write_text("8\n" if jobs is None or jobs else "")
+    (root.play / "gone").write_text(gone)
     (root.play / "jobs.json").write_text(json.dumps({"jobs": jobs or []}))
     (root.play / "state").write_text(state)
     (root.play / "marked").write_text(marked)
@@ -115,6 +119,22 @@ def test_a_job_that_slurm_has_forgotten_has_ended(root: Any) -> None:
     play(root, [raw(8, admin="flashrec:spare-for=7")])
     end(root)
     assert done(root) == ["cancel 8"]
+
+
+def test_one_that_cannot_be_cancelled_keeps_no_other(root: Any) -> None:
+    play(root, [raw(8, admin="flashrec:spare-for=7"), raw(9, admin="flashrec:spare-for=7")], gone="8")
+    end(root)
+    assert done(root) == ["cancel 9"]
+
+
+@pytest.mark.parametrize(("arguments", "pool"), [("pool=reserve", "reserve"), ("drain=user", "flashspare")])
+def test_a_user_without_a_node_of_the_pool_costs_one_small_question(root: Any, arguments: str, pool: str) -> None:
+    """Every job of the cluster ends with this hook, and 22.05 answers `squeue --json` with everybody's jobs."""
+    configure(root, arguments)
+    play(root, [])
+    end(root)
+    asked = (root.play / "asked").read_text().splitlines()
+    assert asked == [f"--all --noheader --user={UID} --reservation={pool} --format=%A"]
 
 
 @pytest.mark.parametrize("state", ["RUNNING", ["RUNNING"], "SUSPENDED", "PENDING"])
@@ -328,11 +348,16 @@ def companion(**more: Any) -> dict[str, Any]:
     return raw(8, "RUNNING", "flashrec:spare-for=7", submit_time=1000, start_time=1130, **more)
 
 
-def limits(root: Any, arguments: str, jobs: list[dict[str, Any]], comment: str = "flashrec:spare-for=7") -> list[str]:
+def limits(root: Any, arguments: str, jobs: list[dict[str, Any]], nodes: str = "n1") -> list[str]:
+    """What is done about time limits when companion job 8 starts; the note in the job's admin comment is left out."""
     configure(root, arguments)
     play(root, jobs)
-    start(root, job_id=8, nodes="n1", SLURM_JOB_COMMENT=comment)
-    return done(root)
+    start(root, job_id=8, nodes=nodes, SLURM_JOB_COMMENT="flashrec:spare-for=7")
+    return [line for line in done(root) if "admincomment=" not in line]
+
+
+def noted(root: Any) -> list[str]:
+    return [line for line in done(root) if "admincomment=" in line]
 
 
 def test_a_replacement_gives_time_to_the_job_and_all_its_companions(root: Any) -> None:
@@ -358,6 +383,41 @@ def test_no_time_is_given_away(root: Any) -> None:
     assert limits(root, "extend=5", [companion()]) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "flashrec:extended=1"),
+        ("of the site", "of the site flashrec:extended=1"),
+        ("of the site flashrec:extended=1", "of the site flashrec:extended=2"),
+        ("flashrec:extended=9 is not ours", "flashrec:extended=9 is not ours flashrec:extended=1"),
+    ],
+)
+def test_how_often_a_job_was_given_time_is_noted_before_it_is_given(root: Any, before: str, after: str) -> None:
+    assert limits(root, "extend=5", [raw(7, admin=before), companion()]) != []
+    assert noted(root) == [f"update|jobid=7|admincomment={after}|"] == done(root)[:1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times"), [("extend=5", 2), ("extend=5 max_per_job=3", 3), ("extend=5 max_per_job=x", 0)]
+)
+def test_taking_nodes_and_giving_them_back_buys_no_endless_time(root: Any, arguments: str, times: int) -> None:
+    assert limits(root, arguments, [raw(7, admin=f"flashrec:extended={times}"), companion()]) == []
+    assert noted(root) == []
+
+
+def test_time_that_cannot_be_noted_is_not_given(root: Any) -> None:
+    (root.play / "bin" / "scontrol").write_text(
+        '#!/bin/sh\ncase "$3" in admin*) exit 1;; esac; echo "$3" >> "$PLAY/done"'
+    )
+    assert limits(root, "extend=5", [raw(7), companion()]) == []
+
+
+def test_a_large_job_with_such_a_comment_asks_nothing(root: Any) -> None:
+    """A user may write any comment; a companion job has one node."""
+    assert limits(root, "extend=5", [raw(7), companion()], nodes="n1,n2") == []
+    assert not (root.play / "asked").exists()
+
+
 # ---- whatever happens, the hook ends well and in time
 
 
@@ -378,7 +438,8 @@ def test_commands_that_hang_are_given_up(root: Any, monkeypatch: pytest.MonkeyPa
     for name in ("squeue", "scontrol", "sinfo"):
         (root.play / "bin" / name).write_text(f'#!/bin/sh\necho $$ >> "$PLAY/{name}.pid"\nsleep 1000\n')
     configure(root, "drain=user extend=5")
-    (start(root, SLURM_JOB_COMMENT="flashrec:spare-for=7") / "faulty").write_text("n2 x\n")
+    report = start(root, SLURM_JOB_COMMENT="flashrec:spare-for=7", SLURM_JOB_NUM_NODES="1")
+    (report / "faulty").write_text("n2 x\n")
     began = time.monotonic()
     end(root)
     assert time.monotonic() - began < 30
