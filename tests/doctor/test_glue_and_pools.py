@@ -9,7 +9,7 @@ import pytest
 
 from flashrec.admin.doctor.facts import Facts
 from flashrec.admin.doctor.finding import Finding, Status
-from flashrec.admin.doctor.glue import check_glue
+from flashrec.admin.doctor.glue import check_glue, missing_hooks
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
 from flashrec.admin.pool_sync import PoolError
 from tests.doctor.builders import HEALTHY, NOTHING, UNASKED, by_name, facts, line, node, not_ok, reservation
@@ -84,13 +84,15 @@ def test_job_submit_that_only_the_controller_has_is_unknown_here(conf: Path) -> 
     [
         ("(null)", Status.WARN),
         ("{conf}/epilog", Status.OK),
-        ("/usr/sbin/flashrec-epilog", Status.OK),
+        ("{conf}/flashrec-epilog", Status.OK),
+        ("/no/flashrec-such/flashrec-epilog", Status.UNKNOWN),  # a node's, or a wrong path
         ("{conf}/other", Status.WARN),
         ("{conf}/only-on-nodes", Status.UNKNOWN),
     ],
 )
 def test_epilog(conf: Path, epilog: str, status: Status) -> None:
-    (conf / "other").write_text("#!/bin/sh\nexit 0\n")
+    for name in ("other", "flashrec-epilog"):
+        (conf / name).write_text("#!/bin/sh\nexit 0\n")
     assert look(conf, Epilog=epilog.format(conf=conf))["hooks.epilog"].status is status
 
 
@@ -99,8 +101,19 @@ def test_prolog_matters_where_an_argument_needs_it(conf: Path, argument: str) ->
     assert "hooks.prolog" not in look(conf, arguments=("drain=admin",))
     found = look(conf, arguments=(argument,), Prolog="(null)")["hooks.prolog"]
     assert found.status is Status.WARN and argument in found.what
-    prolog = "/usr/libexec/flashrec/flashrec-prolog"
-    assert look(conf, arguments=(argument,), Prolog=prolog)["hooks.prolog"].status is Status.OK
+    (conf / "flashrec-prolog").write_text("#!/bin/sh\n")
+    assert look(conf, arguments=(argument,), Prolog=str(conf / "flashrec-prolog"))["hooks.prolog"].status is Status.OK
+
+
+def test_hooks_by_a_pattern(conf: Path) -> None:
+    assert look(conf, Epilog=f"{conf}/epi*")["hooks.epilog"].status is Status.OK
+
+
+def test_node_without_a_hook_that_slurm_is_told_to_run(conf: Path) -> None:
+    assert missing_hooks({"Prolog": "(null)", "Epilog[0]": str(conf / "epilog")}) == []
+    (found,) = missing_hooks({"Prolog": "/no/such", "Epilog": f"{conf}/epilog,{conf}/lost*"})
+    assert found.status is Status.FAIL and "drains it" in found.what
+    assert "Prolog=/no/such" in found.what and f"Epilog={conf}/lost*" in found.what
 
 
 def _shown(config: dict[str, str]) -> Facts:

@@ -13,7 +13,7 @@ import flashrec
 from flashrec.admin.doctor import machine, versions
 from flashrec.admin.doctor.facts import Facts, Missing, gather
 from flashrec.admin.doctor.finding import Finding, fail, ok, unknown
-from flashrec.admin.doctor.glue import check_glue
+from flashrec.admin.doctor.glue import check_glue, missing_hooks
 from flashrec.admin.doctor.plugin_checks import check_plugin, find_line
 from flashrec.admin.doctor.plugstack import PluginLine
 from flashrec.admin.doctor.pools import check_pool, wanted_pool
@@ -60,6 +60,7 @@ async def examine_node(scheduler: Scheduler, commands: Commands, environ: Mappin
     facts = await gather(scheduler, commands)
     found = [
         *_guarded("plugin", lambda: check_plugin(facts)),
+        *_guarded("hooks", lambda: missing_hooks({} if isinstance(facts.config, Missing) else facts.config)),
         *await _this_machine(facts, commands, environ, 0),
         *_guarded("versions", lambda: check_versions(facts)),
     ]

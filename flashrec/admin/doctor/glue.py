@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,6 @@ from flashrec.admin.doctor.finding import Finding, fail, ok, unknown, warn
 from flashrec.admin.doctor.plugstack import PluginLine
 
 INSTALL = "docs/admin/install.md"
-OURS_IN_HOOKS = "flashrec-"
 _MAX_FILE_BYTES = 1024 * 1024
 
 
@@ -81,21 +81,40 @@ def hooks(config: Mapping[str, str], line: PluginLine | None) -> list[Finding]:
 
 
 def _hook(config: Mapping[str, str], key: str, lost: str) -> Finding:
-    """Every path that Prolog= or Epilog= names may be a script of the site's that calls ours. Later releases show them
-    as Epilog[0], Epilog[1], or not at all."""
-    name = f"hooks.{key.lower()}"
-    given = " ".join(value for shown, value in config.items() if re.fullmatch(rf"{key}(\[\d+\])?", shown))
-    programs = [word for word in given.replace(",", " ").split() if word not in ("(null)", "none")]
-    ours = [word for word in programs if OURS_IN_HOOKS in word or _mentions(Path(word), OURS_IN_HOOKS)]
+    """Every path that Prolog= or Epilog= names may be a script of the site's that calls ours."""
+    name, programs = f"hooks.{key.lower()}", _programs(config, key)
+    wanted = f"flashrec-{key.lower()}"
+    there = [Path(word) for word in programs if Path(word).exists()]
+    ours = [path for path in there if path.name == wanted or _mentions(path, wanted)]
     if ours:
-        return ok(name, ours[0])
-    if any(not Path(word).exists() for word in programs):
+        return ok(name, str(ours[0]))
+    if len(there) < len(programs):
         return unknown(
-            name, f"{key}={given} is not on this machine, so what it calls is not known", "run this on a node"
+            name,
+            f"{key}={','.join(programs)} is not on this machine, so what it calls is not known",
+            "run this on a node",
         )
     return warn(
         name, f"{key} does not call flashrec's: {lost}", f"add /usr/libexec/flashrec/flashrec-{key.lower()}: {INSTALL}"
     )
+
+
+def missing_hooks(config: Mapping[str, str]) -> list[Finding]:
+    """For a node: Slurm drains it when a program that Prolog= or Epilog= names is not there (measured)."""
+    lost = [
+        f"{key}={path}" for key in ("Prolog", "Epilog") for path in _programs(config, key) if not Path(path).exists()
+    ]
+    if lost:
+        text = f"{', '.join(lost)} is not on this node: Slurm drains it at its next job"
+        return [fail("hooks.missing", text, "install it here (package slurm-flashrecovery), or correct slurm.conf")]
+    return []
+
+
+def _programs(config: Mapping[str, str], key: str) -> list[str]:
+    """Paths that Epilog= names; a pattern stands for several. Later releases show Epilog[0], Epilog[1], or nothing."""
+    given = " ".join(value for shown, value in config.items() if re.fullmatch(rf"{key}(\[\d+\])?", shown))
+    words = [word for word in given.replace(",", " ").split() if word not in ("(null)", "none")]
+    return [path for word in words for path in sorted(glob.glob(word)) or [word]]
 
 
 def _has_lua(config: Mapping[str, str], key: str) -> bool:
