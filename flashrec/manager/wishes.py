@@ -58,21 +58,31 @@ class Wishes:
         self._job, self._folder = job, job_dir / "requests"
 
     async def run(self) -> None:
-        if not self._prepare():
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            held = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
             return  # no place to ask: the job is as good as without
+        try:
+            if self._prepare(held):
+                await self._serve()
+        finally:
+            os.close(held)
+
+    async def _serve(self) -> None:
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             with contextlib.suppress(OSError):
                 self._look()
 
-    def _prepare(self) -> bool:
-        """The folder must be ours and closed to others, whatever the job directory's mode."""
+    def _prepare(self, held: int) -> bool:
+        """The folder must be ours and closed to others, whatever the job directory's mode. From now on it is the one
+        that is held, not what whoever may write to the job directory puts in its place."""
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            seen = os.lstat(self._folder)
-            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+            if os.fstat(held).st_uid != os.geteuid():
                 return False
-            self._folder.chmod(0o700)
+            os.fchmod(held, 0o700)
+            self._folder = Path(f"/proc/self/fd/{held}")
             for old in self._folder.iterdir():
                 old.unlink()
         except OSError:

@@ -115,6 +115,27 @@ def test_a_folder_that_is_none_of_ours_is_not_used(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(Wishes(Job(), tmp_path).run(), 5))
 
 
+def test_a_folder_that_was_put_in_its_place_is_not_used(tmp_path: Path) -> None:
+    """A colleague who may write to the job directory would have our manager write over any file of ours."""
+    requests, away, mine = tmp_path / "requests", tmp_path / "away", tmp_path / "mine"
+
+    def exchange() -> Answer:
+        wait_for(lambda: requests.stat().st_mode & 0o777 == 0o700, "the manager to hold the folder")
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs" / f"{ID}.ask").write_bytes(b"x")
+        (tmp_path / "theirs" / f"{ID}.new").symlink_to(mine)
+        requests.rename(away)
+        (tmp_path / "theirs").rename(requests)
+        away.with_suffix(".d").mkdir()
+        (away.with_suffix(".d") / "requests").symlink_to(away)
+        return ask(away.with_suffix(".d"), Ask("replace", "n1"), 10)
+
+    mine.write_text("mine")
+    requests.mkdir(mode=0o750)
+    assert served(Job(), tmp_path, exchange) == Answer(True, "node n1 is being replaced")
+    assert mine.read_text() == "mine" and (requests / f"{ID}.ask").exists()
+
+
 def forged_link(path: Path) -> None:
     target = path.with_name("target")
     target.write_bytes(msgspec.json.encode(Ask("replace", "n1")))
