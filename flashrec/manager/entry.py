@@ -75,8 +75,22 @@ def _job_dir(request: Request, name: str) -> Path:
         path = Path.cwd() / f"flashrec-{name}.{number}"
     if (path / "journal.jsonl").exists():
         raise RequestError(f"{path} holds the journal of another run: choose another --job-dir")
+    make_job_dir(path, is_asked_for=wanted is not None)
+    return path
+
+
+def make_job_dir(path: Path, *, is_asked_for: bool) -> None:
+    """Raises RequestError.
+
+    Its name can be guessed, and whoever may write to it could lead us to other files. So one that we make is writable
+    by us alone, whatever the umask, and one that somebody else has made is only used if it was asked for."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=0o755, parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            if not is_asked_for and path.stat().st_uid != os.geteuid():
+                raise RequestError(f"{path} was made by another user: choose another one with --job-dir") from None
     except OSError as err:
         raise RequestError(f"cannot make the job directory {path}: {err.strerror}") from err
-    return path
