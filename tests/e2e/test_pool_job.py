@@ -141,6 +141,8 @@ def test_a_companion_job_that_is_cancelled_is_a_lost_node(cluster: DevCluster, p
     job.faults.await_armed("stand", 120)
     (granted,) = notes(job, "companion granted")
     cluster.run(["scancel", str(granted["companion"])])
+    # Slurm may take seconds to end its tasks: the victim stands until it is lost, or it could do the last steps first.
+    job.journal.wait_for(lambda: len(notes(job, "companion granted")) == 2, "another companion job", 120)
     job.faults.mark_fired("stand", 0.0)
     job.finish(undisturbed, recoveries=2)
     first, second = notes(job, "companion granted")
