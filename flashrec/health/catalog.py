@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import flashrec
@@ -68,14 +69,27 @@ def _trust(path: Path, where: str) -> None:
 
 
 def doubt_about(path: Path) -> str:
-    """Why somebody but root could change this file; '' if nobody can. A sticky directory (/tmp) protects what is in
-    it."""
-    path = path.resolve()
-    for part in (path, *path.parents):
-        status = part.stat()
+    """Why somebody but root could change this file, or turn a link on the way to it; '' if nobody can. A sticky directory
+    (/tmp) protects what is in it. Raises OSError."""
+    path.stat()  # links that go round in circles
+    for part in dict.fromkeys((*_on_the_way(path), path.resolve(), *path.resolve().parents)):
+        status = part.lstat()
         is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
         if status.st_uid != 0:
             return f"{part} belongs to user {status.st_uid}; chown root it"
+        if stat.S_ISLNK(status.st_mode):
+            continue  # whose folder it is in counts
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
             return f"{part} can be written by others than root; chmod go-w it"
     return ""
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    """The file and the folders above it; the same of each link that leads to it."""
+    path = Path(os.path.abspath(path))
+    for part in (*reversed(path.parents), path):
+        if part.is_symlink():
+            yield from (part, *part.parents)
+            yield from _on_the_way(part.parent / os.readlink(part) / path.relative_to(part))
+            return
+    yield from (path, *path.parents)

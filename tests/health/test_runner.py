@@ -292,3 +292,28 @@ def test_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
     target.chmod(0o666)
     (tmp_path / "link").symlink_to(target)
     assert "target can be written" in doubt_about(tmp_path / "link")
+
+
+@needs_root
+def test_a_link_that_somebody_else_can_turn_elsewhere_is_doubtful(tmp_path: Path) -> None:
+    """Else they could, between the look and the start of what it leads to."""
+    theirs, target = tmp_path / "theirs", tmp_path / "checks"
+    theirs.mkdir()
+    target.mkdir(mode=0o755)
+    (target / "disk").touch(mode=0o755)
+    (tmp_path / "link").symlink_to(theirs / "inner")
+    (theirs / "inner").symlink_to(target)
+    assert doubt_about(tmp_path / "link" / "disk") == ""
+    os.lchown(theirs / "inner", 65534, 65534)
+    assert "inner belongs to user 65534" in doubt_about(tmp_path / "link" / "disk")
+    os.lchown(theirs / "inner", 0, 0)
+    os.chown(theirs, 65534, 65534)
+    assert "theirs belongs to user 65534" in doubt_about(tmp_path / "link" / "disk")
+
+
+@needs_root
+def test_links_in_a_circle_cannot_be_judged(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(OSError, match="symbolic links"):
+        doubt_about(tmp_path / "a")
