@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import tempfile
+import pwd
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -185,9 +185,11 @@ def _shown(text: str) -> str:
 
 @contextlib.contextmanager
 def alone(name: str, folder: Path | None = None) -> Iterator[None]:
-    """One sync at a time on this machine; PoolError if there is another one. The kernel drops the lock with us."""
-    place = folder or (Path("/run") if os.geteuid() == 0 else Path(tempfile.gettempdir()))
-    path = place / f"flashrec-pool-{name}-{os.geteuid()}.lock"
+    """One sync at a time on this machine; PoolError if there is another one. The kernel drops the lock with us.
+
+    Not in /tmp, where anybody could make the file first and hold the lock."""
+    place = folder or Path("/run" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_dir)
+    path = place / f"{'' if os.geteuid() == 0 else '.'}flashrec-pool-{name}-{os.geteuid()}.lock"
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as err:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,14 @@ def test_one_sync_at_a_time(tmp_path: Path) -> None:
             pass
     with pool_sync.alone("a", tmp_path):
         pass
+
+
+def test_an_operators_lock_is_where_no_other_user_can_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = pwd.struct_passwd(("operator", "x", 4711, 4711, "", str(tmp_path), "/bin/sh"))
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: owner)
+    with pool_sync.alone("a"):
+        assert [path.name for path in tmp_path.iterdir()] == [".flashrec-pool-a-4711.lock"]
 
 
 def test_the_lock_follows_no_link(tmp_path: Path) -> None:
