@@ -69,8 +69,8 @@ def _trust(path: Path, where: str) -> None:
 
 
 def doubt_about(path: Path) -> str:
-    """Why somebody but root could change this file, or turn a link on the way to it; '' if nobody can. A sticky directory
-    (/tmp) protects what is in it. Raises OSError."""
+    """Why somebody but root could change this file, or turn a link on the way to it; '' if nobody can. A sticky
+    directory (/tmp) protects what is in it. Raises OSError."""
     path.stat()  # links that go round in circles
     for part in dict.fromkeys((*_on_the_way(path), path.resolve(), *path.resolve().parents)):
         status = part.lstat()
