@@ -319,6 +319,20 @@ def test_a_report_that_is_no_plain_small_file_is_not_read(root: Any, forge: Call
     )
 
 
+def test_whatever_a_user_left_in_the_folder_it_goes(root: Any) -> None:
+    """A tree deeper than Python's recursion; else a user could keep a folder of root's spool for ever."""
+    report = start(root)
+    here = os.open(report, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    end(root)
+    assert not report.parent.exists()
+
+
 def test_a_report_of_another_user_is_not_read(root: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(root, "drain=user")
     monkeypatch.setattr(os, "chown", lambda *_: None)
