@@ -70,7 +70,8 @@ def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     for node in cluster.status().nodes:
         if not node.link_up:
             cluster.heal(node.name)
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 60)
+    # A node that had no power when its job ended is asked again only after a minute or more.
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
 
 
 @pytest.fixture(scope="module")
