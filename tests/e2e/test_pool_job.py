@@ -15,7 +15,7 @@ from tests.e2e.support import assert_no_process, report_of
 from tests.support.cluster import dev_cluster, wait_for
 from tests.support.people import unprivileged
 
-pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(600)]
 POOL = "flashspare"
 CUT = Fault("cut", rank=0, place="backward", kind="request", step=4)
 STAND = Fault("stand", rank=0, place="forward", kind="request", step=8)  # a victim of nothing: it waits for a word
