@@ -35,15 +35,25 @@ class SlurmClient:
 
     async def time_left(self, job_id: int) -> str:
         """How long the job may still run, as salloc's --time takes it ('1-02:03:04', '9:59', 'UNLIMITED')."""
-        return (await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%L")).strip()
+        return await self._field(job_id, "%L")
 
     async def memory_asked(self, job_id: int) -> str:
         """Memory that the job asked for, as squeue prints it: '0' if it takes all that its nodes have."""
-        return (await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", "%m")).strip()
+        return await self._field(job_id, "%m")
 
     async def touch(self, job_id: int) -> None:
         """Change nothing in a job of ours, but make Slurm show it to job_submit as it is now (plugin-contract.md)."""
-        await self._commands.call("scontrol", "update", f"jobid={job_id}", "timelimit=+0")
+        name = await self._field(job_id, "%i")  # 7_2 of an array: by its number scontrol refuses to change an array
+        await self._commands.call("scontrol", "update", f"jobid={name}", "timelimit=+0")
+
+    async def _field(self, job_id: int, field: str) -> str:
+        """One field of one job: the number of an array's last task brings all of its tasks."""
+        text = await self._commands.call("squeue", "--noheader", "--jobs", str(job_id), "--format", f"%A|{field}")
+        for line in text.splitlines():
+            number, _, value = line.strip().partition("|")
+            if number == str(job_id):
+                return value.strip()
+        raise SlurmError(f"squeue does not show job {job_id}")
 
     async def node_states(self, nodes: tuple[str, ...]) -> dict[str, frozenset[str]]:
         """State words of each node, upper case, without Slurm's suffix marks ('*' becomes NOT_RESPONDING)."""

@@ -207,13 +207,26 @@ def test_the_version(fake: Fake) -> None:
     assert ask(lambda c: c.version()) == "22.05.8"
 
 
+def test_of_an_array_one_task_is_meant(fake: Fake, tmp_path: Path) -> None:
+    """Its last task has the array's number: in squeue that is all of them, and scontrol does not change it."""
+    fake("squeue", "printf '8|9:59\\n7|5:00\\n'")
+    assert ask(lambda c: c.time_left(7)) == "5:00"
+    fake("squeue", "printf '8|7_1\\n7|7_2\\n'")
+    fake("scontrol", "true")
+    ask(lambda c: c.touch(7))
+    assert (tmp_path / "scontrol.args").read_text() == "update jobid=7_2 timelimit=+0\n"
+    fake("squeue", "echo '8|9:59'")
+    with pytest.raises(SlurmError, match="does not show job 7"):
+        ask(lambda c: c.time_left(7))
+
+
 def test_what_a_companion_job_is_to_be_like(fake: Fake, tmp_path: Path) -> None:
-    fake("squeue", "echo ' 1-02:03:04 '")
+    fake("squeue", "echo ' 7|1-02:03:04 '")
     assert ask(lambda c: c.time_left(7)) == "1-02:03:04"
-    fake("squeue", "echo 0")
+    fake("squeue", "echo '7|0'")
     assert ask(lambda c: c.memory_asked(7)) == "0"
     asked = (tmp_path / "squeue.args").read_text().splitlines()
-    assert asked == [f"--noheader --jobs 7 --format {field}" for field in ("%L", "%m")]
+    assert asked == [f"--noheader --jobs 7 --format %A|{field}" for field in ("%L", "%m")]
     fake("squeue", f"echo '{CONTROLLER_GONE}' >&2; exit 1")
     with pytest.raises(SlurmUnavailable):
         ask(lambda c: c.time_left(7))
