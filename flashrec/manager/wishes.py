@@ -52,19 +52,20 @@ class Job(Protocol):
 
 
 class Wishes:
-    """Answers what is asked in `job_dir/requests` until cancelled."""
+    """Answers what is asked in `job_dir/requests` until cancelled. Files are looked at in a thread: the job directory
+    may be on a file server that hangs, and the manager must not."""
 
     def __init__(self, job: Job, job_dir: Path) -> None:
         self._job, self._folder = job, job_dir / "requests"
 
     async def run(self) -> None:
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            held = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            held, is_new = await asyncio.to_thread(self._hold)
         except OSError:
             return  # no place to ask: the job is as good as without
         try:
-            if self._prepare(held):
+            if is_new or await asyncio.to_thread(self._prepare, held):
+                self._folder = Path(f"/proc/self/fd/{held}")
                 await self._serve()
         finally:
             os.close(held)
@@ -73,7 +74,19 @@ class Wishes:
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             with contextlib.suppress(OSError):
-                self._look()
+                for path, asked in await asyncio.to_thread(self._look):
+                    answer = asked if isinstance(asked, Answer) else self._grant(asked)
+                    await asyncio.to_thread(_reply, path, answer)
+
+    def _hold(self) -> tuple[int, bool]:
+        """A handle on the folder, which is made if need be; True if we made exactly this one."""
+        made = None
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+            made = os.lstat(self._folder).st_ino
+        held = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        seen = os.fstat(held)
+        return held, seen.st_ino == made and seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) == 0o700
 
     def _prepare(self, held: int) -> bool:
         """The folder must be ours and closed to others, whatever the job directory's mode. From now on it is the one
@@ -82,22 +95,22 @@ class Wishes:
             if os.fstat(held).st_uid != os.geteuid():
                 return False
             os.fchmod(held, 0o700)
-            self._folder = Path(f"/proc/self/fd/{held}")
-            for old in self._folder.iterdir():
+            for old in Path(f"/proc/self/fd/{held}").iterdir():
                 old.unlink()
         except OSError:
             return False
         return True
 
-    def _look(self) -> None:
+    def _look(self) -> list[tuple[Path, Ask | Answer]]:
+        """What is asked now; an answer at once for what cannot be read."""
+        found: list[tuple[Path, Ask | Answer]] = []
         for path in sorted(self._folder.glob("*.ask")):
             if _ID.fullmatch(path.stem):
                 try:
-                    answer = self._grant(msgspec.json.decode(_read(path), type=Ask))
+                    found.append((path, msgspec.json.decode(_read(path), type=Ask)))
                 except (OSError, ValueError, msgspec.DecodeError) as err:
-                    answer = Answer(False, f"cannot read the request: {err}")
-                path.unlink()
-                _write(path.with_suffix(".answer"), msgspec.json.encode(answer))
+                    found.append((path, Answer(False, f"cannot read the request: {err}")))
+        return found
 
     def _grant(self, ask: Ask) -> Answer:
         reason = f"{ask.verb} asked for{f': {ask.reason}' if ask.reason else ''}"
@@ -148,6 +161,11 @@ def _read(path: Path) -> bytes:
         return os.read(file, MAX_ASK_BYTES)
     finally:
         os.close(file)
+
+
+def _reply(path: Path, answer: Answer) -> None:
+    path.unlink()
+    _write(path.with_suffix(".answer"), msgspec.json.encode(answer))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from flashrec.core import events as e
 from flashrec.core.limits import PoolLimits
 from flashrec.core.machine import Machine
+from flashrec.manager import wishes
 from flashrec.manager.faulty import report_faulty
 from flashrec.manager.wishes import Answer, Ask, Wishes, ask, has_room_without
 from tests.support.cluster import wait_for
@@ -60,6 +62,33 @@ def test_replace_is_done_and_answered(tmp_path: Path) -> None:
     assert answer == Answer(True, "node n1 is being replaced")
     assert job.calls == [("replace", "n1", "replace asked for: slow")]
     assert not list((tmp_path / "requests").iterdir())
+
+
+def test_a_file_server_that_hangs_does_not_hold_the_manager_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, reached = threading.Event(), threading.Event()
+    was_released = []
+
+    def hang(path: Path) -> bytes:
+        reached.set()
+        was_released.append(released.wait(5))  # a manager that is held up cannot release it
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(wishes, "_read", hang)
+
+    async def scene() -> None:
+        serving = asyncio.create_task(Wishes(Job(), tmp_path).run())
+        while not (tmp_path / "requests").exists():
+            await asyncio.sleep(0.01)
+        (tmp_path / f"requests/{ID}.ask").write_text("{}")
+        while not reached.is_set():
+            await asyncio.sleep(0.01)
+        released.set()
+        while not was_released:
+            await asyncio.sleep(0.01)
+        serving.cancel()
+
+    asyncio.run(scene())
+    assert was_released == [True]
 
 
 def test_drain_replaces_and_reports(tmp_path: Path) -> None:
