@@ -128,7 +128,7 @@ def processes_with(text: str) -> dict[int, str]:
     return found
 
 
-def assert_no_process(text: str, timeout_s: float = 10.0) -> None:
+def assert_no_process(text: str, timeout_s: float = 60.0) -> None:
     """Nothing whose command line contains `text` is left (bounded wait for the last ones to go)."""
     deadline = time.monotonic() + timeout_s
     while left := processes_with(text):

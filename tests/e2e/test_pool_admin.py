@@ -71,7 +71,7 @@ def clean(cluster: DevCluster) -> Iterator[None]:
     yield
     cluster.run(["scancel", f"--user={USER}"])
     cluster.run(["scancel", f"--user={OTHER}"])
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 60)
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
     for node in cluster.nodes:
         cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
     wait_for(lambda: all(cluster.slurm_state(n) in ("idle", "reserved") for n in cluster.nodes), "idle nodes", 60)
@@ -367,7 +367,7 @@ def test_a_companion_job_outlives_a_node_that_leaves_its_job(cluster: DevCluster
     assert states(jobs(cluster)[job_id]) == {"RUNNING"}
     # 22.05 with an Epilog, whatever it does: after one more job a node that left so gets no work until this.
     cluster.run(["scancel", f"--user={USER}"])
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 60)
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
     cluster.run(["scontrol", "reconfigure"])
 
 

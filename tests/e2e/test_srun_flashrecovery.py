@@ -58,7 +58,7 @@ def srun_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
 
 
 def await_empty(cluster: DevCluster) -> None:
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 60)
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
 
 
 def reasons(journal: Journal) -> list[str]:
