@@ -15,7 +15,7 @@ import pytest
 
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import DevClusterError
-from flashrec.slurm.scheduler import JobInfo, Scheduler, SlurmError, SlurmUnavailable
+from flashrec.slurm.scheduler import JobInfo, NodeInfo, Scheduler, SlurmError, SlurmUnavailable
 from tests.slurm.contract.conftest import Ask, Make
 from tests.slurm.contract.scene import EVIL, FORGED, submit
 from tests.support.cluster import wait_for
@@ -200,10 +200,16 @@ def test_a_job_shrinks_when_a_node_is_down(ask: Ask, scheduler: Scheduler, clust
     job_id = job("--nodes=3")
     before = await_job(ask, scheduler, job_id, lambda job: job.state == "RUNNING", "runs")
     lost = next(node for node in before.nodes if node != before.batch_host)
-    cluster.run(["scontrol", "update", f"nodename={lost}", "state=down", "reason=test"])
+    seen: list[NodeInfo] = []
+
+    def is_down() -> bool:  # its slurmd lives, and takes the node back at its next registration: perhaps at once
+        cluster.run(["scontrol", "update", f"nodename={lost}", "state=down", "reason=test"])
+        seen[:] = [ask(scheduler.nodes([lost]))[lost]]
+        return "DOWN" in seen[0].states
+
     try:
-        node = ask(scheduler.nodes([lost]))[lost]  # at once: its slurmd lives, and the node is back when that registers
-        assert "DOWN" in node.states
+        wait_for(is_down, f"{lost} is seen down", WAIT_S)
+        node = seen[0]
         assert not node.is_usable
         assert node.reason == "test"
         after = await_job(ask, scheduler, job_id, lambda job: len(job.nodes) == 2, "shrinks")
