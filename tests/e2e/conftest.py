@@ -10,7 +10,7 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from tests.e2e.cluster_job import NodeJob
 from tests.e2e.support import LocalJob
-from tests.support.cluster import shared_folder, wait_for
+from tests.support.cluster import await_no_jobs, heal_all, shared_folder
 
 
 @pytest.fixture
@@ -67,11 +67,8 @@ def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     yield start
     for job in jobs:
         job.close()
-    for node in cluster.status().nodes:
-        if not node.link_up:
-            cluster.heal(node.name)
-    # A node that had no power when its job ended is asked again only after a minute or more.
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
+    heal_all(cluster)
+    await_no_jobs(cluster)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import NotReadyError
 from flashrec.devcluster.spec import DEFAULT_STATE_DIR, Layout
-from tests.support.cluster import dev_cluster, new_name, wait_for
+from tests.support.cluster import await_no_jobs, dev_cluster, new_name, wait_for
 from tests.support.plugin import SOURCES, build_plugin
 
 pytestmark = pytest.mark.devcluster
@@ -71,7 +71,7 @@ def clean(cluster: DevCluster) -> Iterator[None]:
     yield
     cluster.run(["scancel", f"--user={USER}"])
     cluster.run(["scancel", f"--user={OTHER}"])
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
+    await_no_jobs(cluster)
     for node in cluster.nodes:
         cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
     wait_for(lambda: all(cluster.slurm_state(n) in ("idle", "reserved") for n in cluster.nodes), "idle nodes", 60)
@@ -367,7 +367,7 @@ def test_a_companion_job_outlives_a_node_that_leaves_its_job(cluster: DevCluster
     assert states(jobs(cluster)[job_id]) == {"RUNNING"}
     # 22.05 with an Epilog, whatever it does: after one more job a node that left so gets no work until this.
     cluster.run(["scancel", f"--user={USER}"])
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
+    await_no_jobs(cluster)
     cluster.run(["scontrol", "reconfigure"])
 
 

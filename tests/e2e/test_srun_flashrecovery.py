@@ -18,7 +18,7 @@ from flashrec.testing import Fault
 from flashrec.testing.jobs import Journal, SubmittedJob, path_with
 from tests.e2e.srun_job import STEPS, How, SrunJob, commands
 from tests.e2e.support import SMALL, TRAIN, assert_identical, assert_no_process
-from tests.support.cluster import dev_cluster, wait_for
+from tests.support.cluster import await_no_jobs, dev_cluster, heal_all, wait_for
 from tests.support.people import Person, unprivileged
 from tests.support.plugin import build_plugin
 
@@ -51,14 +51,8 @@ def srun_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     yield start
     for job in jobs:
         job.close()
-    for node in cluster.status().nodes:
-        if not node.link_up:
-            cluster.heal(node.name)
-    await_empty(cluster)
-
-
-def await_empty(cluster: DevCluster) -> None:
-    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
+    heal_all(cluster)
+    await_no_jobs(cluster)
 
 
 def reasons(journal: Journal) -> list[str]:
@@ -103,7 +97,7 @@ def test_the_template(cluster: DevCluster, folder: Path, undisturbed_job) -> Non
     assert job.exit_code() == 0, output[-3000:]
     assert "flashrec: 2 ranks on 2 nodes, 1 spare" in output
     assert_identical(undisturbed_job(2, 3), folder / "t")
-    await_empty(cluster)
+    await_no_jobs(cluster)
 
 
 class TestOnALoginNode:
@@ -116,7 +110,7 @@ class TestOnALoginNode:
             return cluster.run(list(argv), cwd=folder, env=path | env, check=False, timeout_s=120)
 
         yield run
-        await_empty(cluster)
+        await_no_jobs(cluster)
 
     def test_the_exit_code_comes_through_salloc(self, run) -> None:
         done = run("srun", "-N2", "--flashrecovery=spares=1", "sh", "-c", "echo $RANK/$WORLD_SIZE; exit 3")
@@ -158,7 +152,7 @@ class TestOnALoginNode:
         command = ["srun", "-N2", "--flashrecovery=spares=1", "sh", "-c", "echo up; exec sleep 9753"]
         done = run(sys.executable, str(Path(__file__).with_name("terminal.py")), "[rank 1] up", *command)
         assert done.stdout.splitlines()[-1] == "exit code 130", done.stdout
-        await_empty(cluster)
+        await_no_jobs(cluster)
         assert_no_process("sleep 9753")
 
     def test_a_cancelled_job_ends_at_once(self, run, cluster: DevCluster, folder: Path) -> None:

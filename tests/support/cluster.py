@@ -75,3 +75,16 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def await_no_jobs(cluster: DevCluster) -> None:
+    """Until Slurm has no job. A node that had no power when its job ended is asked again only after a minute or
+    more."""
+    wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
+
+
+def heal_all(cluster: DevCluster) -> None:
+    """Power and network for every node that has none."""
+    for node in cluster.status().nodes:
+        if not node.link_up:
+            cluster.heal(node.name)
