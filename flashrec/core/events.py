@@ -33,11 +33,32 @@ class AgentJoined(Event, frozen=True):
 
 
 class NodeCondemned(Event, frozen=True):
-    """The detector's verdict: this life of the node is over."""
+    """A verdict on one life of a node. kind 'link': its agent lives and can kill its workers, but nothing can be trained
+    there until NodeMended of the same life. Any other kind ('lost', 'asked', 'slurm'): this life is over."""
 
     node: str
     incarnation: int
     reason: str
+    kind: str = "lost"
+
+
+class NodeLeaving(Event, frozen=True):
+    """Give this node up at a step boundary, as soon as there is another place for its ranks. cause: who says so
+    ('drain', 'health', 'asked'); several may, and each takes back only its own word."""
+
+    node: str
+    reason: str
+    cause: str = "asked"
+
+
+class NodeMended(Event, frozen=True):
+    """What was held against this node is over. cause: 'link' or that of a NodeLeaving; '': all of it. incarnation: the
+    life whose link was condemned; the causes of NodeLeaving outlive an agent and look at the node alone."""
+
+    node: str
+    incarnation: int
+    reason: str
+    cause: str = ""
 
 
 class WorkerStarted(Event, frozen=True):
@@ -159,7 +180,7 @@ class TimePassed(Event, frozen=True):
 
 
 AnyEvent = Union[
-    JobStarted, AgentJoined, NodeCondemned, WorkerStarted, WorkerJoined, WorkerExited, WorkerRaised, WorkerReported,
-    WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed, NodeGranted, NodeRefused, NodeLeft,
-    StopRequested, TimePassed,
+    JobStarted, AgentJoined, NodeCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined, WorkerExited,
+    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed,
+    NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
 ]  # fmt: skip

@@ -87,7 +87,13 @@ class Machine:
                 return True
         if isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
-            return node is None or not node.alive or node.incarnation != event.incarnation
+            return (
+                node is None or not node.alive or node.incarnation != event.incarnation
+                or (event.kind == "link" and node.link_lost != "")
+            )  # fmt: skip
+        if isinstance(event, events.NodeLeaving | events.NodeMended):
+            node = self.members.nodes.get(event.node)
+            return node is None or node.left
         if isinstance(event, events.NodeGranted | events.NodeRefused):
             return event.request not in self.pool.open
         if isinstance(event, events.NodeLeft):
@@ -106,6 +112,10 @@ class Machine:
                 self._agent_joined(event, now)
             case events.NodeCondemned():
                 self._node_lost(event, now)
+            case events.NodeLeaving():
+                self.members.nodes[event.node].leaving[event.cause] = event.reason
+            case events.NodeMended():
+                self._node_mended(event, now)
             case events.WorkerStarted():
                 self.members.slots[event.rank].state = "up"
             case events.WorkerJoined():
@@ -144,7 +154,7 @@ class Machine:
         node = self.members.nodes.get(event.node)
         if node is None or node.left or event.incarnation <= node.incarnation:
             return
-        node.incarnation, node.alive = event.incarnation, True
+        node.incarnation, node.alive, node.link_lost = event.incarnation, True, ""
         node.process_failures = node.launch_failures = 0
         is_new = node.name in self.pool.joining
         self.pool.joined(node.name)
@@ -157,9 +167,24 @@ class Machine:
 
     def _node_lost(self, event: events.NodeCondemned, now: float) -> None:
         node = self.members.nodes[event.node]
-        node.alive, node.lost_because = False, event.reason
+        node.lost_because = event.reason
+        if event.kind == "link":
+            node.link_lost = event.reason
+        else:
+            node.alive = False
         reason = f"node {node.name}: {event.reason}"
         self._lose([slot for slot in self.members.on_node(node.name) if slot.is_live], reason, now)
+
+    def _node_mended(self, event: events.NodeMended, now: float) -> None:
+        """A former life of the agent has no link that could be mended; who wants the node to leave speaks of the node."""
+        node = self.members.nodes[event.node]
+        if event.cause in ("", "link") and event.incarnation == node.incarnation:
+            node.link_lost = ""
+        if event.cause:
+            node.leaving.pop(event.cause, None)
+        else:
+            node.leaving.clear()
+        self._search_again(f"node {node.name}: {event.reason}", now)
 
     def _node_granted(self, event: events.NodeGranted, now: float) -> None:
         """Its agent is given the time that the first agents get."""

@@ -16,7 +16,8 @@ from flashrec.core.types import Assignment, Report
 
 class Node(msgspec.Struct):
     """incarnation 0: no agent has joined yet. launch_failures and process_failures: since the agent joined. request:
-    the pool's grant it came with (0: from the allocation). left: given back, or taken away."""
+    the pool's grant it came with (0: from the allocation). left: given back, or taken away. link_lost: why this life
+    cannot train although its agent lives. leaving: who wants it given up (cause -> reason)."""
 
     name: str
     preference: int
@@ -27,6 +28,8 @@ class Node(msgspec.Struct):
     lost_because: str = ""
     request: int = 0
     left: bool = False
+    link_lost: str = ""
+    leaving: dict[str, str] = {}
 
 
 class Slot(msgspec.Struct):
@@ -114,13 +117,14 @@ class Members:
         )
 
     def rooms(self, max_in_place: int) -> list[NodeRoom]:
-        """Room on every living node. A node where processes keep failing, or launches fail, is not trusted."""
+        """Room on every living node that can be reached by its peers. A node where processes keep failing, or launches
+        fail, or that is to leave, is not trusted."""
         rooms = []
         for node in self.nodes.values():
-            if not node.alive:
+            if not node.alive or node.link_lost:
                 continue
             taken = {slot.local_rank for slot in self.on_node(node.name)}
             free = tuple(i for i in range(self.ranks_per_node) if i not in taken)
-            trusted = node.process_failures <= max_in_place and node.launch_failures == 0
+            trusted = node.process_failures <= max_in_place and node.launch_failures == 0 and not node.leaving
             rooms.append(NodeRoom(node.name, node.preference, free, trusted))
         return rooms

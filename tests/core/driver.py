@@ -159,7 +159,14 @@ class Driver:
 
     def _condemn(self, plain, named):
         life = int(named.get("life", self.machine.members.nodes[plain[0]].incarnation))
-        return [e.NodeCondemned(plain[0], life, " ".join(plain[1:]) or "silent for 2.0 s")]
+        return [e.NodeCondemned(plain[0], life, " ".join(plain[1:]) or "silent for 2.0 s", named.get("kind", "lost"))]
+
+    def _leaving(self, plain, named):
+        return [e.NodeLeaving(plain[0], " ".join(plain[1:]) or "Slurm says DRAIN", named.get("cause", "drain"))]
+
+    def _mended(self, plain, named):
+        life = int(named.get("life", self.machine.members.nodes[plain[0]].incarnation))
+        return [e.NodeMended(plain[0], life, " ".join(plain[1:]) or "well again", named.get("cause", ""))]
 
     def _launch_failed(self, plain, named):
         workers = tuple(self._life(int(r), named) for r in plain[1:])
