@@ -33,8 +33,8 @@ class AgentJoined(Event, frozen=True):
 
 
 class NodeCondemned(Event, frozen=True):
-    """A verdict on one life of a node. kind 'link': its agent lives and can kill its workers, but nothing can be trained
-    there until NodeMended of the same life. Any other kind ('lost', 'asked', 'slurm'): this life is over."""
+    """A verdict on one life of a node. kind 'link': its agent lives and can kill its workers, but nothing can be
+    trained there until NodeMended of the same life. Any other kind ('lost', 'asked', 'slurm'): this life is over."""
 
     node: str
     incarnation: int

@@ -176,7 +176,7 @@ class Machine:
         self._lose([slot for slot in self.members.on_node(node.name) if slot.is_live], reason, now)
 
     def _node_mended(self, event: events.NodeMended, now: float) -> None:
-        """A former life of the agent has no link that could be mended; who wants the node to leave speaks of the node."""
+        """A lost link belongs to one life of the agent; who wants a node to leave speaks of the node."""
         node = self.members.nodes[event.node]
         if event.cause in ("", "link") and event.incarnation == node.incarnation:
             node.link_lost = ""
