@@ -6,6 +6,7 @@ one process can do, so it cannot happen twice, however often the step is redone 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from flashrec.testing.directory import POLL_INTERVAL_S, Armed, FaultDirectory, Fired, wall_now
+from flashrec.testing.directory import POLL_INTERVAL_S, Armed, FaultDirectory, FaultTimeout, Fired, wall_now
 from flashrec.testing.plan import Fault, FaultPlan
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
@@ -27,6 +28,17 @@ class FaultRaised(RuntimeError):
 def node_name() -> str:
     """Name of this node, as `flashrec run` knows it, else as Slurm does, else the host name."""
     return os.environ.get("FLASHREC_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def stand_still(seconds: float, holds_lock: bool) -> None:
+    """Sleep; with `holds_lock` inside a C call that keeps the interpreter's lock, so that no thread can run Python."""
+    if holds_lock:
+        library = ctypes.PyDLL(None)  # unlike CDLL it does not release the lock
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            library.usleep(int(min(left, 1000.0) * 1e6))
+    else:
+        time.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,12 @@ class Injector:
             signal.raise_signal(SIGNALS[fault.kind])
         elif fault.kind == "exit":
             os._exit(1)
+        elif fault.kind in ("hang", "gil"):
+            stand_still(self.plan.timeout_s, holds_lock=fault.kind == "gil")
+            raise FaultTimeout(
+                f"rank {self.rank} stands still at {fault.place} (fault {fault.id!r}) and nobody ended it within "
+                f"{self.plan.timeout_s:g} s"
+            )
         else:
             raise FaultRaised(f"fault {fault.id!r}: raised at {fault.place} of step {fault.step} on rank {self.rank}")
 

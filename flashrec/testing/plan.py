@@ -20,6 +20,8 @@ KINDS = {
     "SIGKILL": "the process is gone at once",
     "SIGSEGV": "the process crashes",
     "SIGSTOP": "the process stands still and stays",
+    "hang": "the script stands still; other threads of the process go on",
+    "gil": "the script stands still and holds Python's interpreter lock, as an extension can: no thread goes on",
     "exit": "the process ends with exit code 1, without a word",
     "raise": "the script gets a FaultRaised exception",
     "request": "the victim waits there until the driver has done it (power cut, partition, anything)",
@@ -73,7 +75,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     def _problem_in_collective(self) -> str:
         if self.holder is None or self.holder == self.rank or self.holder < 0:
             return "place 'in-collective' needs a holder: another rank, which the victim then waits for"
-        return "a process blocked in a collective cannot raise" if self.kind == "raise" else ""
+        if self.kind == "raise":
+            return "a process blocked in a collective cannot raise"
+        return "a process blocked in a collective stands still already" if self.kind == "hang" else ""
 
 
 class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -155,3 +155,26 @@ def test_nothing_is_watched_in_other_steps(directory):
     before = threading.active_count()
     Injector(plan_of(directory, fault), rank=0).watch_collective(2)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [("hang", True), ("gil", False)])
+def test_who_stands_still_lets_other_threads_go_on_or_not(directory, kind, goes_on):
+    fault, beats, over = Fault("h", rank=0, step=1, place="forward", kind=kind), [], threading.Event()
+
+    def beat():
+        while not over.wait(0.005):
+            beats.append(time.monotonic())
+
+    plan = FaultPlan(str(directory.path), (fault,), timeout_s=0.4)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(FaultTimeout, match=r"stands still at forward .* nobody ended it within 0\.4 s"):
+        Injector(plan, rank=0).visit("forward", 1)
+    ended = time.monotonic()
+    over.set()
+    thread.join()
+    assert ended - began >= 0.39
+    assert directory.has_fired("h")
+    during = [beat for beat in beats if began + 0.1 < beat < began + 0.35]
+    assert bool(during) == goes_on

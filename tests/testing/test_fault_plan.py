@@ -42,6 +42,7 @@ def test_plan_survives_the_file(tmp_path):
         (Fault("a", rank=0, step=1, place="in-collective", kind="SIGKILL"), "needs a holder"),
         (Fault("a", rank=0, step=1, place="in-collective", kind="SIGKILL", holder=0), "another rank"),
         (Fault("a", rank=0, step=1, place="in-collective", kind="raise", holder=1), "cannot raise"),
+        (Fault("a", rank=0, step=1, place="in-collective", kind="hang", holder=1), "stands still already"),
     ],
 )
 def test_fault_that_cannot_work_is_refused(fault, complaint):
