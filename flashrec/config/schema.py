@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from flashrec.core.limits import Count, Limits, PoolLimits, Seconds, Timing
+from flashrec.core.health import HealthRules
+from flashrec.core.limits import Count, Limits, PoolLimits, Positive, Seconds, Timing
 
 DEFAULT_POOL = "flashspare"
 _NO_LIMIT = 10**6
@@ -66,6 +67,31 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PoolLimits(max_swaps if self.reservation else 0, self.wait_s)
 
 
+CheckName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]*\Z")]
+
+
+class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Node-health checks in the agents. file '': the site's check file, or the built-in one if there is none."""
+
+    enabled: bool = True
+    file: str = ""
+    only: tuple[CheckName, ...] = ("disk", "memory", "nic")  # none of them asks Slurm, and none judges the job's load
+    admit: tuple[CheckName, ...] = ("disk",)  # those that a node waits for before it gets ranks
+    period_s: Seconds = 120.0
+    again_s: Seconds = 5.0  # while something is in doubt
+    timeout_s: Seconds = 15.0  # one look, all checks together
+    gpu_period_s: Seconds = 10.0  # NVML; Xids are heard of at once
+    fail_after: Positive = 3
+    well_after: Positive = 2
+    admit_timeout_s: Seconds = 5.0
+    max_sick: Positive = 2  # more than so many sick at once: more likely something that they share
+
+    def rules(self) -> HealthRules:
+        """What an agent is told."""
+        names = (field.name for field in msgspec.structs.fields(HealthRules))
+        return HealthRules(**{name: getattr(self, name) for name in names})
+
+
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of the workers' output is copied into the job's output (files per rank always get all of it)."""
 
@@ -81,6 +107,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recovery: Recovery = Recovery()
     pool: Pool = Pool()
     control: Control = Control()
+    health: Health = Health()
     output: Output = Output()
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from flashrec.core.events import (
     WorkerRestored,
     WorkerStarted,
 )
+from flashrec.core.health import HealthRules
 from flashrec.core.types import Assignment, Plan
 
 
@@ -128,6 +129,16 @@ class CounterAdded(Message, frozen=True):
     request: int
 
 
+class CommitAsked(Message, frozen=True):
+    """May this rank put its checkpoint of `step` in place? Answered by CommitAnswered with the same request number."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    step: int
+    request: int
+
+
 # ---- agent -> manager ---------------------------------------------------------------------------------------------
 
 
@@ -149,6 +160,15 @@ class AgentHeartbeat(Message, frozen=True):
     tags: tuple[WorkerBeat, ...] = ()
 
 
+class NodeHealth(Message, frozen=True):
+    """First result of the node's health checks in this life of the agent, and every change of it. state: 'well',
+    'sick', 'unknown' (nothing could be looked at). reasons: check and finding of each."""
+
+    incarnation: int
+    state: str
+    reasons: tuple[str, ...] = ()
+
+
 # ---- manager -> agent (-> worker) ---------------------------------------------------------------------------------
 
 
@@ -164,6 +184,7 @@ class AgentWelcome(Message, frozen=True):
     worker_stopped_s: float
     output_dir: str
     env: dict[str, str]
+    health: HealthRules = HealthRules()
 
 
 class AgentRefused(Message, frozen=True):
@@ -223,6 +244,17 @@ class CounterValue(Message, frozen=True):
     value: int
 
 
+class CommitAnswered(Message, frozen=True):
+    """Answer to CommitAsked. valid_s: for so long after the question nobody else is told yes for a newer step."""
+
+    rank: int
+    incarnation: int
+    request: int
+    granted: bool
+    reason: str
+    valid_s: float
+
+
 class Resume(Message, frozen=True):
     """Everybody is restored: go on with the step of the plan."""
 
@@ -243,17 +275,18 @@ class Stop(Message, frozen=True):
 
 ToAgentFromWorker = Union[
     TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
-    WorkerFinished, WorkerRaised, WorkerFarewell, KeyPosted, CounterAdded,
+    WorkerFinished, WorkerRaised, WorkerFarewell, KeyPosted, CounterAdded, CommitAsked,
 ]  # fmt: skip
 ToWorker = Union[
-    TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue, Resume,
-    Complete, Stop,
+    TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
+    CommitAnswered, Resume, Complete, Stop,
 ]  # fmt: skip
 ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
-    WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded,
+    WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded, CommitAsked,
+    NodeHealth,
 ]  # fmt: skip
 ToAgent = Union[
     AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,
-    CounterValue, Resume, Complete, Stop,
+    CounterValue, CommitAnswered, Resume, Complete, Stop,
 ]  # fmt: skip

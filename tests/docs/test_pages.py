@@ -51,7 +51,9 @@ def test_every_setting_is_on_the_page_with_its_default() -> None:
     keys = _keys(Config)
     assert set(rows) == set(keys)
     for key, default in keys.items():
-        if isinstance(default, int | float) and default is not None:
+        if isinstance(default, bool):
+            assert rows[key].strip() == str(default).lower(), key
+        elif isinstance(default, int | float) and default is not None:
             assert float(rows[key]) == float(default), key
 
 
