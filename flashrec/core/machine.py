@@ -23,8 +23,8 @@ from flashrec.core.events import AnyEvent
 from flashrec.core.last_words import LastWords
 from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.membership import Members, Slot
-from flashrec.core.placement import place
 from flashrec.core.pool import PoolTier
+from flashrec.core.room import RoomSearch
 from flashrec.core.types import Phase, Plan
 
 _ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
@@ -43,7 +43,7 @@ class Machine:
 
     def __init__(self, limits: Limits | None = None, pool: PoolLimits | None = None) -> None:
         self.limits = limits or Limits()
-        self.pool = PoolTier(pool or PoolLimits())
+        self._room = RoomSearch(PoolTier(pool or PoolLimits()))
         self.phase = Phase.PLACING
         self.generation = 1
         self.members = Members((), 0, 0)
@@ -52,11 +52,15 @@ class Machine:
         self.stop_reason = ""
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
-        self._room_deadline: float | None = None  # how long to wait for a node while ranks have none
         self._without_progress = 0
         self._is_supervised = False  # some worker has called flashrec.init()
         self._last_words = LastWords()
         self._out: list[AnyEffect] = []
+
+    @property
+    def pool(self) -> PoolTier:
+        """What was asked of the pool, and what it said."""
+        return self._room.pool
 
     # ---- the whole interface ----------------------------------------------------------------------------------
 
@@ -309,7 +313,8 @@ class Machine:
         if counts and self._is_stuck(reason):
             return
         self.generation += 1
-        self.plan, self._room_deadline = None, None
+        self.plan = None
+        self._room.forget()
         for slot in self.members.slots:
             slot.forget_generation()
         self._move(Phase.FENCING, reason)
@@ -324,7 +329,7 @@ class Machine:
             return
         self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
         self.generation += 1
-        self._room_deadline = None
+        self._room.forget()
         for slot in self.members.slots:
             slot.state = "unplaced"
             slot.forget_generation()
@@ -333,26 +338,15 @@ class Machine:
         self._launch_unplaced(reason, now)
 
     def _launch_unplaced(self, reason: str, now: float) -> None:
-        """Ask for a next life of every rank without a worker; without room wait for a node: from the pool, or for one
-        to come back, up to `spare_wait_s`. A node that is not trusted is used once the pool has none."""
+        """Ask for a next life of every rank without a worker, or wait for room."""
         waiting = self.members.unplaced()
         if not waiting or self.members.is_complete:
             return
-        lost = {slot.rank: slot.node for slot in waiting}
-        rooms = self.members.rooms(self.limits.max_in_place)
-        placed, shortage = place(lost, rooms)
-        homeless = place(lost, [room for room in rooms if room.trusted])[1]
-        if homeless is not None:
-            num_nodes = -(-len(homeless.ranks) // self.members.ranks_per_node)
-            self._out += self.pool.ask(num_nodes, reason, now)
-        if shortage is not None or (homeless is not None and self.pool.is_waiting):
-            if self._room_deadline is None:
-                is_first_start = not any(slot.incarnation for slot in self.members.slots)
-                self._room_deadline = now + (0.0 if is_first_start else self.limits.spare_wait_s)
-            self._deadline = self._room_wait()
+        placed, asked = self._room.find(self.members, self.limits, reason, now)
+        self._out += asked
+        if placed is None:
+            self._deadline = self._room.waits_until
             return
-        self._room_deadline = None
-        self._out += self.pool.settle("every rank has a node")
         for slot in waiting:
             self._last_words.forget(slot.rank)
         placement = {node: self.members.assign(node, ranks, self.generation, self._trained)
@@ -367,13 +361,9 @@ class Machine:
         elif self.phase is Phase.FENCING:
             self._deadline = now + self.limits.fence_timeout_s
 
-    def _room_wait(self) -> float | None:
-        """Until when ranks without a node wait: for the pool, then for a node to come back."""
-        return self.pool.deadline if self.pool.is_waiting else self._room_deadline
-
     def _search_again(self, reason: str, now: float) -> None:
         """Something changed for ranks that wait for a node. (At the first start they wait for all active nodes.)"""
-        if self._room_deadline is not None or any(slot.incarnation for slot in self.members.slots):
+        if self._room.deadline is not None or any(slot.incarnation for slot in self.members.slots):
             self._launch_unplaced(reason, now)
 
     # ---- progress ---------------------------------------------------------------------------------------------
@@ -385,7 +375,7 @@ class Machine:
             return  # whoever is left goes its own way to the end
         if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
             self._move(Phase.PLACING, "all survivors are fenced")
-            self._deadline = self._room_wait() or now + self.limits.launch_timeout_s
+            self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
         if self.phase is Phase.PLACING and self._trained and all(s.report and s.is_live for s in slots):
             self._decide(now)
         if self.phase is Phase.FORMING and all(s.formed for s in slots):
@@ -416,7 +406,8 @@ class Machine:
 
     def _complete(self) -> None:
         """A rank has passed the final vote, so every rank has done all steps: nobody is restored any more."""
-        self._deadline = self._room_deadline = None
+        self._deadline = None
+        self._room.forget()
         self._out += self.pool.settle("all steps are done")
         joiners = [slot for slot in self.members.slots if slot.is_live and slot.joins]
         self._kill(joiners, "all steps are done: nobody is restored any more")
