@@ -158,6 +158,7 @@ class AgentHeartbeat(Message, frozen=True):
     incarnation: int
     sequence: int
     tags: tuple[WorkerBeat, ...] = ()
+    fabric: tuple[int, int] = (0, 0)  # MPI session, and how many heartbeats were sent in it
 
 
 class NodeHealth(Message, frozen=True):
@@ -167,6 +168,46 @@ class NodeHealth(Message, frozen=True):
     incarnation: int
     state: str
     reasons: tuple[str, ...] = ()
+
+
+class FabricReady(Message, frozen=True):
+    """Answer to FabricOffered: what the agent's beater is. problem: why it is of no use ('': it is)."""
+
+    hub: int
+    library: str = ""
+    provider: str = ""
+    interface: str = ""
+    address: str = ""
+    problem: str = ""
+
+
+class FabricGoing(Message, frozen=True):
+    """The beater connects to the hub from this moment on."""
+
+    session: int
+
+
+class FabricEnded(Message, frozen=True):
+    """The session is over on the agent's side, or never came to be."""
+
+    session: int
+    reason: str
+
+
+class ProbesOffered(Message, frozen=True):
+    """Where this agent answers probes: path ('control', 'fabric') -> (host, UDP port). Replaces what it said before."""
+
+    places: dict[str, tuple[str, int]]
+
+
+class ProbeAnswered(Message, frozen=True):
+    """Answer to ProbeAsked. reached None: could not look; said: why."""
+
+    number: int
+    node: str
+    path: str
+    reached: bool | None
+    said: str = ""
 
 
 # ---- manager -> agent (-> worker) ---------------------------------------------------------------------------------
@@ -193,10 +234,44 @@ class AgentRefused(Message, frozen=True):
     reason: str
 
 
+class FabricOffered(Message, frozen=True):
+    """A hub is there to be met over MPI (hub: its number). How: as the configuration says (section fabric)."""
+
+    hub: int
+    provider: str
+    interface: str
+    library: str
+    ports: tuple[int, int]
+    interval_s: float
+
+
+class FabricPort(Message, frozen=True):
+    """Connect to this MPI port, say FabricGoing when you do. address, knock: TCP, must answer first ('', 0: none).
+
+    session: a random number that belongs to this attempt and this life of the agent."""
+
+    session: int
+    port: str
+    address: str
+    knock: int
+
+
 class HeartbeatAck(Message, frozen=True):
     """Renews the agent's lease."""
 
     sequence: int
+
+
+class ProbeAsked(Message, frozen=True):
+    """Find out within `timeout_s` whether this life of `node` answers at host:port over `path`. number: the round."""
+
+    number: int
+    node: str
+    incarnation: int
+    path: str
+    host: str
+    port: int
+    timeout_s: float
 
 
 class ExpectTasks(Message, frozen=True):
@@ -285,8 +360,10 @@ ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded, CommitAsked,
     NodeHealth,
+    FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered,
 ]  # fmt: skip
 ToAgent = Union[
     AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,
     CounterValue, CommitAnswered, Resume, Complete, Stop,
+    FabricOffered, FabricPort, ProbeAsked,
 ]  # fmt: skip
