@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from flashrec.devcluster.cluster import DevCluster, take_down
 from flashrec.devcluster.errors import DevClusterError
+from flashrec.devcluster.linkfaults import Direction, Network
 from flashrec.devcluster.record import list_clusters
 from flashrec.devcluster.spec import CONTROL, DEFAULT_STATE_DIR, ClusterSpec
 from flashrec.devcluster.status import ClusterStatus
@@ -30,6 +31,13 @@ _state_dir_option = click.option(
     default=DEFAULT_STATE_DIR,
     show_default=True,
     help="Where clusters keep their files.",
+)
+_network_option = click.option(
+    "--network",
+    type=click.Choice(get_args(Network)),
+    default="both",
+    show_default=True,
+    help="Which of its links: control (Slurm), fabric (training), or all it has.",
 )
 
 
@@ -73,6 +81,7 @@ def devcluster() -> None:
     show_default=True,
     help="Seconds of silence after which Slurm marks a node DOWN. Make it large for a Slurm that does not notice.",
 )
+@click.option("--fabric", is_flag=True, help="A second network for training: fab0 on every node, unknown to Slurm.")
 @click.option("--feature", "features", multiple=True, metavar="NODE=FEATURE", help="Feature= of a node; repeatable.")
 @click.option("--conf-line", "extra_conf", multiple=True, metavar="LINE", help="Line to add to slurm.conf; repeatable.")
 @click.option("--plugstack", multiple=True, metavar="LINE", help="Line of plugstack.conf; repeatable.")
@@ -124,7 +133,7 @@ def exec_(name: str, state_dir: Path, user: str | None, node: str, command: tupl
 @click.argument("node")
 @_command
 def kill_node(name: str, state_dir: Path, node: str) -> None:
-    """Cut a node's power: its link goes down, then all its processes die.
+    """Cut a node's power: its links go down, then all its processes die.
 
     The other nodes see silence: no connection is closed, nothing is refused. heal-node boots it again.
     """
@@ -134,18 +143,71 @@ def kill_node(name: str, state_dir: Path, node: str) -> None:
 
 @devcluster.command(name="partition-node")
 @click.argument("node")
+@_network_option
+@click.option(
+    "--direction",
+    type=click.Choice(get_args(Direction)),
+    default="both",
+    show_default=True,
+    help="in: the node hears nothing; out: nobody hears it.",
+)
 @_command
-def partition_node(name: str, state_dir: Path, node: str) -> None:
+def partition_node(name: str, state_dir: Path, node: str, network: Network, direction: Direction) -> None:
     """Pull a node's network plug; its processes live on. heal-node plugs it in again."""
-    DevCluster.attach(name, state_dir=state_dir).partition(node)
+    DevCluster.attach(name, state_dir=state_dir).partition(node, network, direction)
     click.echo(f"{name}: {node} is cut off", err=True)
+
+
+@devcluster.command(name="lose-packets")
+@click.argument("node")
+@click.argument("percent", type=click.IntRange(1, 100))
+@_network_option
+@_command
+def lose_packets(name: str, state_dir: Path, node: str, percent: int, network: Network) -> None:
+    """Drop PERCENT of the packets from and to a node, at random. heal-node ends it.
+
+    \b
+      flashrec devcluster lose-packets n2 30
+    """
+    DevCluster.attach(name, state_dir=state_dir).lose(node, percent, network)
+    click.echo(f"{name}: {node} loses {percent} % of its packets", err=True)
+
+
+@devcluster.command(name="thin-link")
+@click.argument("node")
+@click.argument("rate")
+@_network_option
+@_command
+def thin_link(name: str, state_dir: Path, node: str, rate: str, network: Network) -> None:
+    """Limit what a node sends and what it receives to RATE, for example 10mbit. heal-node ends it."""
+    DevCluster.attach(name, state_dir=state_dir).thin(node, rate, network)
+    click.echo(f"{name}: {node} has {rate}", err=True)
+
+
+@devcluster.command(name="delay-link")
+@click.argument("node")
+@click.argument("mean_ms", type=float)
+@click.option("--jitter", "jitter_ms", type=float, default=0.0, help="Milliseconds around the mean, evenly spread.")
+@click.option("--loss", "loss_percent", type=float, default=0.0, help="Percent of the packets to lose as well.")
+@_network_option
+@_command
+def delay_link(
+    name: str, state_dir: Path, node: str, mean_ms: float, jitter_ms: float, loss_percent: float, network: Network
+) -> None:
+    """Delay every packet from and to a node by MEAN_MS. heal-node ends it.
+
+    \b
+      flashrec devcluster delay-link n2 50 --jitter 50 --loss 1
+    """
+    DevCluster.attach(name, state_dir=state_dir).delay(node, mean_ms, jitter_ms, loss_percent, network)
+    click.echo(f"{name}: {node} answers {2 * mean_ms:g} ms later", err=True)
 
 
 @devcluster.command(name="heal-node")
 @click.argument("node")
 @_command
 def heal_node(name: str, state_dir: Path, node: str) -> None:
-    """Plug a partitioned node in again, or boot a killed one, and wait until Slurm can use it."""
+    """Undo all that was done to a node's links, or boot a killed one, and wait until Slurm can use it."""
     DevCluster.attach(name, state_dir=state_dir).heal(node)
     click.echo(f"{name}: {node} is back", err=True)
 
@@ -183,17 +245,25 @@ def _split_feature(text: str) -> tuple[str, str]:
     return node, feature
 
 
+def _up(is_up: bool) -> str:
+    return "up" if is_up else "[red]down[/red]"
+
+
 def _status_table(found: ClusterStatus) -> Table:
     table = Table(title=f"cluster {found.name}", caption=f"slurmctld pid {found.slurmctld_pid or '- (stopped)'}")
-    for heading in ("node", "Slurm says", "power", "link", "slurmd pid"):
+    has_fabric = any(node.fabric_up is not None for node in found.nodes)
+    headings = ["node", "Slurm says", "power", "link", *(["fabric"] if has_fabric else []), "slurmd pid", "faults"]
+    for heading in headings:
         table.add_column(heading)
     for node in found.nodes:
         table.add_row(
             node.name,
             node.slurm_state or "no answer",
             "on" if node.has_power else "[red]off[/red]",
-            "up" if node.link_up else "[red]down[/red]",
+            _up(node.link_up),
+            *([_up(bool(node.fabric_up))] if has_fabric else []),
             str(node.slurmd_pid or "-"),
+            ", ".join(node.faults),
         )
     return table
 

@@ -26,9 +26,18 @@ from flashrec.devcluster import daemon, netns, record, station
 from flashrec.devcluster.daemon import Daemon
 from flashrec.devcluster.errors import DevClusterError, NotReadyError, log_tail, wait_until
 from flashrec.devcluster.files import write_cgroup_conf, write_files
+from flashrec.devcluster.linkfaults import Direction, LinkFaults, Network
 from flashrec.devcluster.requirements import SEARCH_PATH, check_requirements
 from flashrec.devcluster.slurmconf import CGROUP_CANDIDATES
-from flashrec.devcluster.spec import CONTROL, DEFAULT_STATE_DIR, SWITCH, ClusterSpec, Layout
+from flashrec.devcluster.spec import (
+    CONTROL,
+    CONTROL_NETWORK,
+    DEFAULT_STATE_DIR,
+    FABRIC_NETWORK,
+    SWITCH,
+    ClusterSpec,
+    Layout,
+)
 from flashrec.devcluster.station import Station
 from flashrec.devcluster.status import ClusterStatus, NodeStatus, is_usable
 
@@ -47,6 +56,7 @@ class DevCluster:
         self.layout = layout
         self._stations = {name: Station(name, layout) for name in (SWITCH, *spec.stations)}
         self._links: netns.LinkControl | None = None
+        self._faults = LinkFaults(spec, layout, self._stations[SWITCH])
 
     # ---- life
 
@@ -177,40 +187,79 @@ class DevCluster:
     # ---- faults
 
     def cut_power(self, node: str) -> float:
-        """Power loss: the link goes down, then everything on the node dies; on return all of it is gone.
+        """Power loss: its links go down, then everything on the node dies; on return all of it is gone.
 
-        Returns time.monotonic() just before the link went down, so that no time measured from it is too short.
+        Returns time.monotonic() just before the first link went down, so that no time measured from it is too short.
         """
         target = self._node(node)
         links = self._link_control()
         target.living_init()
         cut_at = time.monotonic()
-        links.set_up(node, False)
+        for network in self.spec.networks:
+            links.set_up(netns.port_of(node, network), False)
         target.kill()
         return cut_at
 
-    def partition(self, node: str) -> float:
-        """The link goes down and nothing else: processes live on, unheard. Also for `ctl`. Returns as `cut_power`."""
+    def partition(self, node: str, network: Network = "both", direction: Direction = "both") -> float:
+        """A link goes down and nothing else: processes live on, unheard. Also for `ctl`. Returns as `cut_power`.
+
+        `network`: 'control', 'fabric' or 'both', which is all there are. `direction`: 'in' leaves the node deaf, 'out'
+        dumb.
+        """
         self._station(node).living_init()
+        networks = self._faults.networks(network)
+        if direction != "both":
+            with record.locked(self.layout):
+                return self._faults.cut(node, network, direction)
+        links = self._link_control()
         cut_at = time.monotonic()
-        self._link_control().set_up(node, False)
+        for each in networks:
+            links.set_up(netns.port_of(node, each), False)
         return cut_at
 
-    def heal(self, node: str, *, timeout_s: float = _HEAL_TIMEOUT_S) -> None:
-        """Plug a partitioned node in again, or boot one that has no power; return when Slurm can use it.
+    def lose(self, node: str, percent: int, network: Network = "both") -> float:
+        """Drop each packet of a node's links, in both directions, with this probability. Returns as `cut_power`."""
+        with record.locked(self.layout):
+            self._station(node).living_init()
+            return self._faults.lose(node, percent, network)
 
-        A booted one has its name, address and MAC again, and nothing else of its earlier life but its disk. Not waited
-        for Slurm's view while slurmctld is stopped.
+    def thin(self, node: str, rate: str, network: Network = "both") -> float:
+        """Limit what a node sends and receives, each, to `rate` ('10mbit'). Returns as `cut_power`."""
+        with record.locked(self.layout):
+            return self._faults.thin(node, rate, network, self._station(node))
+
+    def delay(
+        self, node: str, mean_ms: float, jitter_ms: float = 0, loss_percent: float = 0, network: Network = "both"
+    ) -> float:
+        """Delay each packet of a node's links, in both directions, by mean ± jitter, and lose some. Returns as
+        `cut_power`."""
+        with record.locked(self.layout):
+            return self._faults.delay(node, mean_ms, jitter_ms, loss_percent, network, self._station(node))
+
+    def dropped(self, node: str) -> int:
+        """Packets dropped so far by `lose` and by one-way partitions that stand on this node's links."""
+        self._station(node)
+        return self._faults.dropped(node)
+
+    def heal(self, node: str, *, timeout_s: float = _HEAL_TIMEOUT_S) -> None:
+        """Undo every fault of a node's links, or boot one that has no power; return when Slurm can use it.
+
+        A booted one has its name, addresses and MACs again, and nothing else of its earlier life but its disk. Not
+        waited for Slurm's view while slurmctld is stopped.
         """
         target = self._station(node)
         with record.locked(self.layout):
+            self._faults.undo(node, target)
+            ports = [netns.port_of(node, network) for network in self.spec.networks]
             if target.is_alive:
-                self._link_control().set_up(node, True)
+                for port in ports:
+                    self._link_control().set_up(port, True)
                 self._register(node)
             else:
                 self._node(node)
-                # The kernel takes the cable away with the last process, but not at once.
-                self._link_control().remove(node)
+                # The kernel takes the cables away with the last process, but not at once.
+                for port in ports:
+                    self._link_control().remove(port)
                 target.boot()
                 self._plug_in(target)
                 self._slurmd(node).start()
@@ -243,6 +292,8 @@ class DevCluster:
                     has_power=self._stations[name].is_alive,
                     link_up=self._stations[name].is_alive and links.is_up(name),
                     slurmd_pid=self._slurmd(name).pid,
+                    fabric_up=self._is_fabric_up(name) if self.spec.fabric else None,
+                    faults=tuple(str(fault) for fault in self._faults.standing(name)),
                 )
                 for name in self.nodes
             ],
@@ -258,7 +309,7 @@ class DevCluster:
         write_files(self.spec, self.layout)
         progress(f"booting {len(self._stations)} stations")
         station.boot_all(list(self._stations.values()))
-        netns.make_switch(self._stations[SWITCH].living_init().pid)
+        netns.make_switch(self._stations[SWITCH].living_init().pid, self.spec)
         for name in self.spec.stations:
             self._plug_in(self._stations[name])
         progress("starting munged and slurmctld")
@@ -289,13 +340,7 @@ class DevCluster:
         raise DevClusterError("slurmd starts with none of the cgroup settings we know\n" + "\n".join(reasons))
 
     def _plug_in(self, target: Station) -> None:
-        netns.plug_in(
-            self._stations[SWITCH].living_init().pid,
-            target.name,
-            target.living_init().pid,
-            address=self.spec.address(target.name),
-            mac=self.spec.mac(target.name),
-        )
+        netns.plug_in(self._stations[SWITCH].living_init().pid, self.spec, target.name, target.living_init().pid)
 
     def _station(self, name: str) -> Station:
         if name not in self.spec.stations:
@@ -320,6 +365,14 @@ class DevCluster:
         if self._links is None:
             self._links = netns.LinkControl(self._stations[SWITCH].living_init().pid)
         return self._links
+
+    def _is_fabric_up(self, node: str) -> bool:
+        port = netns.port_of(node, FABRIC_NETWORK)
+        return self._stations[node].is_alive and self._link_control().is_up(port)
+
+    def _is_cut_one_way(self, node: str) -> bool:
+        standing = self._faults.standing(node)
+        return any((fault.kind, fault.network) == ("cut", CONTROL_NETWORK) for fault in standing)
 
     def _release(self) -> None:
         if self._links is not None:
@@ -351,7 +404,11 @@ class DevCluster:
         if self._slurmctld().pid is None:
             return
         links = self._link_control()
-        reachable = [node for node in nodes if self._slurmd(node).pid is not None and links.is_up(node)]
+        reachable = [
+            node
+            for node in nodes
+            if self._slurmd(node).pid is not None and links.is_up(node) and not self._is_cut_one_way(node)
+        ]
         self._await_usable(reachable, timeout_s)
 
     def _await_usable(self, nodes: Sequence[str], timeout_s: float) -> None:

@@ -1,8 +1,8 @@
-"""The network of a cluster: a bridge in the switch's namespace, one veth pair per station, and pulling its plug.
+"""The networks of a cluster: a bridge each in the switch's namespace, one veth pair per station, and pulling its plug.
 
-A station's cable is a veth pair: `eth0` in the station, a port named after the station at the switch. Taking the
-*port* down is what a pulled plug is: from then on no packet leaves the station, also none that the kernel sends for
-processes that are dying (FIN, RST).
+A station's cable is a veth pair: `eth0` (control network) or `fab0` (fabric) in the station, and a *port* of the
+switch's bridge, `n0` or `n0-fab`. Taking the port down is what a pulled plug is: from then on no packet leaves the
+station, also none that the kernel sends for processes that are dying (FIN, RST).
 
 Wiring goes through `ip`, in one batch per namespace. Pulling the plug does not: it must be over in a moment, so it is
 one message on a netlink socket that was opened inside the switch's namespace and works from anywhere.
@@ -17,11 +17,13 @@ import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Sequence
 
 from flashrec.devcluster.errors import DevClusterError
-from flashrec.devcluster.spec import PREFIX_LENGTH, SWITCH
+from flashrec.devcluster.requirements import find_program
+from flashrec.devcluster.spec import CONTROL_NETWORK, INTERFACES, PREFIX_LENGTH, SWITCH, ClusterSpec
 
-_BRIDGE = "br0"
+_BRIDGES = {network: f"br-{interface}" for network, interface in INTERFACES.items()}
 _CLONE_NEWNET = 0x40000000
 
 # linux/netlink.h, linux/rtnetlink.h, linux/if_link.h
@@ -109,42 +111,53 @@ def _netlink_socket_in(pid: int) -> socket.socket:
     return result[0]
 
 
-def make_switch(switch_pid: int) -> None:
-    _ip_batch(
-        switch_pid,
-        SWITCH,
-        "link set dev lo up",
-        f"link add name {_BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-        f"link set dev {_BRIDGE} addrgenmode none up",
-    )
+def port_of(station: str, network: str) -> str:
+    """The switch's end of a station's cable."""
+    return station if network == CONTROL_NETWORK else f"{station}-fab"
 
 
-def plug_in(switch_pid: int, station: str, station_pid: int, *, address: str, mac: str) -> None:
-    """Lay the cable from a station that has none to the switch and bring it up. Pids are the two inits'."""
-    _ip_batch(
-        switch_pid,
-        SWITCH,
-        f"link add name {station} type veth peer name eth0 address {mac} netns {station_pid}",
-        f"link set dev {station} master {_BRIDGE} addrgenmode none up",
-    )
-    _ip_batch(
-        station_pid,
-        station,
-        "link set dev lo up",
-        "link set dev eth0 addrgenmode none",
-        f"addr add {address}/{PREFIX_LENGTH} dev eth0",
-        "link set dev eth0 up",
-    )
+def bridge_of(network: str) -> str:
+    return _BRIDGES[network]
 
 
-def _ip_batch(pid: int, station: str, *commands: str) -> None:
+def make_switch(switch_pid: int, spec: ClusterSpec) -> None:
+    commands = ["link set dev lo up"]
+    for network in spec.networks:
+        commands.append(f"link add name {_BRIDGES[network]} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
+        commands.append(f"link set dev {_BRIDGES[network]} addrgenmode none up")
+    ip_batch(switch_pid, SWITCH, *commands)
+
+
+def plug_in(switch_pid: int, spec: ClusterSpec, station: str, station_pid: int) -> None:
+    """Lay the cables from a station that has none to the switch and bring them up. Pids are the two inits'."""
+    at_switch, at_station = [], ["link set dev lo up"]
+    for network in spec.networks:
+        port, interface, mac = port_of(station, network), INTERFACES[network], spec.mac(station, network)
+        at_switch.append(f"link add name {port} type veth peer name {interface} address {mac} netns {station_pid}")
+        at_switch.append(f"link set dev {port} master {_BRIDGES[network]} addrgenmode none up")
+        at_station.append(f"link set dev {interface} addrgenmode none")
+        at_station.append(f"addr add {spec.address(station, network)}/{PREFIX_LENGTH} dev {interface}")
+        at_station.append(f"link set dev {interface} up")
+    ip_batch(switch_pid, SWITCH, *at_switch)
+    ip_batch(station_pid, station, *at_station)
+
+
+def ip_batch(pid: int, station: str, *commands: str) -> None:
+    """Commands of `ip` in the network of a process; DevClusterError with what it said if one fails."""
+    run_in(pid, station, ["ip", "-batch", "-"], stdin="".join(f"{command}\n" for command in commands))
+
+
+def run_in(pid: int, station: str, argv: Sequence[str], *, stdin: str = "") -> str:
+    """Run a program of the machine in the network of a process; its output, or DevClusterError if it fails."""
     done = subprocess.run(
-        ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"],
-        input="".join(f"{command}\n" for command in commands),
+        ["nsenter", f"--net=/proc/{pid}/ns/net", find_program(argv[0]), *argv[1:]],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
     if done.returncode != 0:
-        raise DevClusterError(f"{station}: cannot set up the network: {done.stderr.strip()}")
+        said = (done.stderr or done.stdout).strip()
+        raise DevClusterError(f"{station}: cannot set up the network: {argv[0]}: {said}")
+    return done.stdout

@@ -22,6 +22,8 @@ _PROGRAMS = {
     "sinfo": "apt-get install slurmctld slurmd slurm-client munge",
     "munged": "apt-get install munge",
     "ip": "apt-get install iproute2",
+    "tc": "apt-get install iproute2",
+    "nft": "apt-get install nftables",
     "nsenter": "apt-get install util-linux",
     "unshare": "apt-get install util-linux",
     "setpriv": "apt-get install util-linux",

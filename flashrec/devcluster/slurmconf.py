@@ -16,7 +16,7 @@ What makes a job outlive power cuts of its nodes and their return, and why (meas
 
 from __future__ import annotations
 
-from flashrec.devcluster.spec import CONTROL, ClusterSpec, Layout
+from flashrec.devcluster.spec import CONTROL, FABRIC_NETWORK, ClusterSpec, Layout
 
 # Tried in this order on the first node; a release that does not know the first refuses it within milliseconds.
 CGROUP_CANDIDATES = (
@@ -85,12 +85,15 @@ def render_plugstack_conf(spec: ClusterSpec, layout: Layout) -> str:
 
 
 def render_hosts(spec: ClusterSpec) -> str:
-    """/etc/hosts as seen on every station: there is no name service inside."""
+    """/etc/hosts as seen on every station: there is no name service inside. `n0` is the control network's address,
+    `n0-fab` that of the fabric."""
+    fabric = [f"{spec.address(station, FABRIC_NETWORK)} {station}-fab" for station in spec.stations]
     return "".join(
         f"{line}\n"
         for line in (
             "127.0.0.1 localhost",
             "::1 localhost",
             *(f"{spec.address(station)} {station}" for station in spec.stations),
+            *(fabric if spec.fabric else []),
         )
     )

@@ -18,6 +18,9 @@ CONTROL = "ctl"  # slurmctld and the login shell
 SWITCH = "switch"  # the bridge and munged; not a Slurm node and never a target of a fault
 MAX_NODES = 200
 PREFIX_LENGTH = 16
+CONTROL_NETWORK, FABRIC_NETWORK = "control", "fabric"  # Slurm and our control plane; training and its heartbeats
+NETWORKS = (CONTROL_NETWORK, FABRIC_NETWORK)
+INTERFACES = {CONTROL_NETWORK: "eth0", FABRIC_NETWORK: "fab0"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _OWN_FILES = ("slurm.conf", "plugstack.conf", "cgroup.conf", "hosts", "plugstack.conf.d")
@@ -28,7 +31,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`features`: NodeName to the `Feature=` string of slurm.conf. `extra_conf`: lines appended to slurm.conf.
     `plugstack`: lines of plugstack.conf. `conf_files`: further files beside slurm.conf, name to text (job_submit.lua,
     for example). `slurmd_timeout_s`: after how much silence Slurm marks a node DOWN; make it larger than the test for a
-    Slurm that does not notice."""
+    Slurm that does not notice. `fabric`: a second network beside the first, with an interface `fab0` on every station,
+    which Slurm does not know."""
 
     name: str = "dev"
     num_nodes: int = 5
@@ -38,6 +42,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     extra_conf: tuple[str, ...] = ()
     plugstack: tuple[str, ...] = ()
     conf_files: dict[str, str] = {}
+    fabric: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -67,13 +72,17 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Everything with a link to the switch: the control node, then the nodes."""
         return (CONTROL, *self.nodes)
 
-    def address(self, station: str) -> str:
-        index = self.stations.index(station) + 1
-        return f"10.77.0.{index}"
+    @property
+    def networks(self) -> tuple[str, ...]:
+        return NETWORKS if self.fabric else (CONTROL_NETWORK,)
 
-    def mac(self, station: str) -> str:
-        """Fixed per station: a rebooted node has the same one, as a real NIC has."""
-        return f"02:f1:a5:00:00:{self.stations.index(station) + 1:02x}"
+    def address(self, station: str, network: str = CONTROL_NETWORK) -> str:
+        index = self.stations.index(station) + 1
+        return f"10.{77 + NETWORKS.index(network)}.0.{index}"
+
+    def mac(self, station: str, network: str = CONTROL_NETWORK) -> str:
+        """Fixed per station and network: a rebooted node has the same one, as a real NIC has."""
+        return f"02:f1:a5:{NETWORKS.index(network):02x}:00:{self.stations.index(station) + 1:02x}"
 
 
 def check_name(name: str) -> str:
@@ -116,11 +125,22 @@ class Layout:
     def slurmd_log(self, node: str) -> Path:
         return self.root / "log" / f"slurmd.{node}.log"
 
+    def faults(self, station: str) -> Path:
+        """What has been done to the station's links and not been undone."""
+        return self.root / "faults" / f"{station}.json"
+
+    def forwarder_pid(self, port: str) -> Path:
+        return self.root / "faults" / f"{port}.pid"
+
+    def forwarder_log(self, port: str) -> Path:
+        return self.root / "log" / f"forwarder.{port}.log"
+
     def folders(self, nodes: tuple[str, ...]) -> dict[Path, int]:
         """Every folder to make, parents first, with its mode."""
         return {
             self.root: 0o755,
             self.root / "init": 0o755,
+            self.root / "faults": 0o755,
             self.root / "log": 0o755,
             self.conf_dir: 0o755,
             self.conf_dir / "plugstack.conf.d": 0o755,

@@ -34,6 +34,8 @@ def test_a_complete_machine_passes() -> None:
         ("srun", "slurm-client"),
         ("munged", "munge"),
         ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("nft", "nftables"),
         ("nsenter", "util-linux"),
         ("unshare", "util-linux"),
         ("setpriv", "util-linux"),

@@ -14,6 +14,8 @@ PROGRAMS = [
     "srun",
     "munged",
     "ip",
+    "tc",
+    "nft",
     "nsenter",
     "setpriv",
     "shellcheck",

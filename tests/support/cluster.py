@@ -84,7 +84,7 @@ def await_no_jobs(cluster: DevCluster) -> None:
 
 
 def heal_all(cluster: DevCluster) -> None:
-    """Power and network for every node that has none."""
+    """Power for every node that has none, and links as they were made."""
     for node in cluster.status().nodes:
-        if not node.link_up:
+        if not node.is_whole:
             cluster.heal(node.name)

@@ -20,7 +20,7 @@ TREE = Path(__file__).parents[2]
 ENTER = Path(__file__).with_name("enter.sh")
 SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 PACKAGES = (
-    *("slurmctld", "slurmd", "slurm-client", "libslurm-dev", "munge", "iproute2", "util-linux", "procps"),
+    *("slurmctld", "slurmd", "slurm-client", "libslurm-dev", "munge", "iproute2", "nftables", "util-linux", "procps"),
     *("python3", "python3-dev", "python3-venv", "gcc", "make", "libc6-dev", "dpkg-dev", "lua5.1", "ca-certificates"),
 )
 OPTIONS = (
