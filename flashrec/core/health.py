@@ -2,8 +2,8 @@
 
 Each check is counted for itself: `fail_after` failing looks in a row make the node sick, and it is well when every
 check that made it so has been good `well_after` times in a row. A look that could not see is neither. Two things count
-at once: what the very first look finds (nothing runs here yet, so doubt costs nothing), and a finding that names its
-own `fail_after` (a lost GPU does not come back by being looked at again).
+at once: what is found before the node is admitted (nothing runs there yet, so doubt costs nothing), and a finding that
+names its own `fail_after` (a lost GPU does not come back by being looked at again).
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ class _Count(msgspec.Struct):
 
 
 class NodeState:
-    """The state of one node: 'unknown' until some check was good, then 'well' or 'sick'."""
+    """The state of one node: 'unknown' until some check was good, then 'well' or 'sick'. is_admitted: it may be in use,
+    so one failing look is not enough any more."""
 
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self._counts: dict[str, _Count] = {}
         self._could_not: dict[str, str] = {}
-        self._has_looked = False
+        self.is_admitted = False
         self._has_seen_good = False
 
     def look(self, found: Iterable[Found]) -> None:
@@ -64,7 +65,6 @@ class NodeState:
                 continue
             self._could_not.pop(one.check, None)
             self._count(one)
-        self._has_looked = True
 
     def _count(self, one: Found) -> None:
         count = self._counts.setdefault(one.check, _Count())
@@ -75,7 +75,7 @@ class NodeState:
                 count.is_sick, count.reason = False, ""
             return
         count.failed, count.good = count.failed + 1, 0
-        needed = one.fail_after or (self._rules.fail_after if self._has_looked else 1)
+        needed = one.fail_after or (self._rules.fail_after if self.is_admitted else 1)
         count.is_sick = count.is_sick or count.failed >= needed
         count.reason = one.reason
 
@@ -94,5 +94,5 @@ class NodeState:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Something failed when it was last looked at, or is not known to be well again: look again soon."""
-        return any(count.failed or count.is_sick for count in self._counts.values())
+        """A check has begun to fail, or to be good again, and needs more looks to be believed: look again soon."""
+        return any(count.good if count.is_sick else count.failed for count in self._counts.values())

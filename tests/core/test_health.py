@@ -12,10 +12,11 @@ BAD, BLIND = Found("disk", "fail", "/tmp is read-only"), Found("disk", "unknown"
 
 
 def after(*looks: Found) -> NodeState:
-    """The state after looks of one finding each."""
+    """The state after looks of one finding each; the node is admitted after the first."""
     state = NodeState(RULES)
     for found in looks:
         state.look([found])
+        state.is_admitted = True
     return state
 
 
@@ -26,7 +27,7 @@ def after(*looks: Found) -> NodeState:
         ((BLIND,), "unknown"),
         ((OK,), "well"),
         ((WARN,), "well"),
-        ((BAD,), "sick"),  # the first look counts at once
+        ((BAD,), "sick"),  # before it is admitted
         ((OK, BAD), "well"),
         ((OK, BAD, BAD), "well"),
         ((OK, BAD, BAD, BAD), "sick"),
@@ -50,6 +51,7 @@ def test_a_row_of_looks(looks: tuple[Found, ...], wanted: str) -> None:
 def test_each_check_is_counted_for_itself() -> None:
     state = NodeState(RULES)
     state.look([OK, Found("nic", "ok")])
+    state.is_admitted = True
     for name in ("disk", "nic", "disk", "nic"):
         state.look(
             [
@@ -74,9 +76,11 @@ def test_reasons_name_check_and_finding() -> None:
     assert after(OK).reasons == ()
 
 
-def test_doubt_lasts_from_the_first_failing_look_to_the_last_that_is_needed() -> None:
+def test_doubt_lasts_from_the_first_look_that_differs_to_the_last_that_is_needed() -> None:
     assert not after(OK).is_in_doubt
     assert after(OK, BAD).is_in_doubt
+    assert after(OK, BAD, BAD).is_in_doubt
+    assert not after(OK, BAD, BAD, BAD).is_in_doubt, "known to be sick: no need to hurry"
     assert not after(OK, BAD, OK).is_in_doubt
     assert after(BAD, OK).is_in_doubt
     assert not after(BAD, OK, OK).is_in_doubt

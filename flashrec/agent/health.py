@@ -1,0 +1,107 @@
+"""Looks at this node while a job runs on it, and says when it is sick and when it is well again.
+
+The checks are the programs of `flashrec.health`, each in a process of its own with a time limit, so none of them can
+hold up the agent; GPUs are watched in a thread (`agent.gpus`). What was found outlives a connection to the manager: a
+node that comes back as a new life is not well because nobody remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from flashrec.agent.gpus import GpuWatch
+from flashrec.core.health import Found, HealthRules, NodeState
+from flashrec.health import CheckFileError, load_plan, run_checks
+
+log = logging.getLogger("flashrec.agent")
+Tell = Callable[[str, tuple[str, ...]], None]  # state and reasons
+
+
+class HealthWatch:
+    """One for the life of the process; `begin` and `end` for each life of the agent."""
+
+    def __init__(self, node: str, rules: HealthRules) -> None:
+        self._node, self._rules = node, rules
+        self._state = NodeState(rules)
+        self._gpus = GpuWatch(rules.gpu_period_s, self._take)
+        self._tell: Tell | None = None
+        self._told = ""
+        self._is_first = False
+        self._task: asyncio.Task[None] | None = None
+        self._warned: tuple[str, ...] = ()
+
+    def begin(self, tell: Tell) -> None:
+        """Look now, tell the result, and from then on every change of it."""
+        self._tell, self._told, self._is_first, self._state.is_admitted = tell, "", True, False
+        self._gpus.start()
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def end(self) -> None:
+        """Tell nobody any more, and end the checks that run."""
+        self._tell = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """The process ends."""
+        self.end()
+        self._gpus.close()
+
+    async def _run(self) -> None:
+        gpus = asyncio.create_task(self._gpus.wait_first(self._rules.timeout_s))
+        found = await self._look(self._rules.admit)
+        await gpus
+        self._is_first = False
+        self._take(found)
+        self._state.is_admitted = True
+        delay_s = self._rules.period_s * random.uniform(0.25, 1.0)  # so that not all nodes look in the same second
+        while True:
+            if self._state.is_in_doubt:
+                delay_s = min(delay_s, self._rules.again_s)
+            await asyncio.sleep(delay_s)
+            self._take([*await self._look(self._rules.only), *self._gpus.overdue(self._rules.timeout_s)])
+            delay_s = self._rules.period_s
+
+    async def _look(self, only: tuple[str, ...]) -> list[Found]:
+        """What the checks say; a check file that cannot be used, or has nothing for this node, saw nothing."""
+        try:
+            plan = load_plan(Path(self._rules.file) if self._rules.file else None)
+            settings = msgspec.structs.replace(plan.settings, run_timeout_s=self._rules.timeout_s)
+            report = await run_checks(msgspec.structs.replace(plan, settings=settings), self._node, only=only)
+        except (CheckFileError, OSError) as err:
+            return [Found("checks", "unknown", str(err))]
+        if not report.findings:
+            return [Found("checks", "unknown", f"{plan.source} has none of {', '.join(only)} for this node")]
+        return [Found(one.label, str(one.verdict.status), one.verdict.reason) for one in report.findings]
+
+    def _take(self, found: list[Found]) -> None:
+        """A look has been taken, by the checks or at the GPUs."""
+        self._state.look(found)
+        self._warn(found)
+        state, reasons = self._state.state, self._state.reasons
+        if self._tell is None or self._is_first:
+            return
+        if state != self._told:
+            log.log(logging.WARNING if state == "sick" else logging.INFO, "node health: %s %s", state, list(reasons))
+            self._told = state
+            self._tell(state, reasons)
+
+    def _warn(self, found: list[Found]) -> None:
+        """What does not make the node sick is in this log, once."""
+        warnings = tuple(f"{one.check}: {one.reason}" for one in found if one.status in ("warn", "fail"))
+        if warnings and warnings != self._warned:
+            log.warning("node health: %s", "; ".join(warnings))
+        self._warned = warnings or self._warned
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("node health is not watched any more", exc_info=error)
+            if self._tell is not None and not self._told:
+                self._tell("unknown", (f"the agent cannot look: {error!r}",))
