@@ -6,6 +6,7 @@ words are used in the file, on the command line (`--set detection.dead_after_s=3
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ class Detection(Timing, frozen=True, forbid_unknown_fields=True):
     """When silence becomes a verdict: the core's thresholds and the periods of what feeds them."""
 
     heartbeat_interval_s: Seconds = 0.25
+    probe_timeout_s: Seconds = 0.4  # how long a node that is asked to look waits for an answer
     slurm_poll_interval_s: Seconds = 5.0
     worker_silent_s: Seconds = 30.0  # no heartbeat of a worker that runs (an extension may hold the interpreter)
     worker_stopped_s: Seconds = 1.0  # no heartbeat of a worker that the kernel shows as stopped
@@ -29,6 +31,12 @@ class Detection(Timing, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.heartbeat_interval_s < self.suspect_after_s < self.dead_after_s:
             raise ValueError("detection: heartbeat_interval_s < suspect_after_s < dead_after_s must hold")
+        if not self.suspect_after_s < self.fabric_dead_after_s:
+            raise ValueError("detection: suspect_after_s < fabric_dead_after_s must hold")
+        if not self.probe_timeout_s < self.probe_interval_s:
+            raise ValueError("detection: probe_timeout_s < probe_interval_s must hold")
+        if not self.tick_interval_s < self.suspect_after_s:
+            raise ValueError("detection: tick_interval_s < suspect_after_s must hold")
 
 
 class Recovery(Limits, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +75,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PoolLimits(max_swaps if self.reservation else 0, self.wait_s)
 
 
-CheckName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]*\Z")]
+CheckNames = Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]*\Z")], ...], Meta(min_length=1)]
 
 
 class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,8 +83,8 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = True
     file: str = ""
-    only: tuple[CheckName, ...] = ("disk", "memory", "nic")  # none of them asks Slurm, and none judges the job's load
-    admit: tuple[CheckName, ...] = ("disk",)  # those that a node waits for before it gets ranks
+    only: CheckNames = ("disk", "memory", "nic")  # none of them asks Slurm, and none judges the job's load
+    admit: CheckNames = ("disk",)  # those that a node waits for before it gets ranks
     period_s: Seconds = 120.0
     again_s: Seconds = 5.0  # while something is in doubt
     timeout_s: Seconds = 15.0  # one look, all checks together
@@ -90,6 +98,34 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What an agent is told."""
         names = (field.name for field in msgspec.structs.fields(HealthRules))
         return HealthRules(**{name: getattr(self, name) for name in names})
+
+
+class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Heartbeats over MPI on the training fabric. interface: names or networks, the first that is there, or a device of
+    the provider; '': the interface of the control connection. library: path of a libmpi; ports: 'LOW-HIGH', '': any."""
+
+    mpi: Literal["auto", "off", "required"] = "auto"
+    provider: Literal["tcp", "verbs", "cxi", "psm3", "ucx"] = "tcp"
+    interface: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/@,-]*\Z")] = ""
+    library: str = ""
+    ports: Annotated[str, Meta(pattern=r"^([0-9]{1,5}-[0-9]{1,5})?\Z")] = ""
+    heartbeat_interval_s: Seconds = 0.25
+
+    @property
+    def port_range(self) -> tuple[int, int]:
+        """TCP ports that may be used; (0, 0): any."""
+        low, _, high = (self.ports or "0-0").partition("-")
+        return int(low), int(high)
+
+    def __post_init__(self) -> None:
+        low, high = self.port_range
+        if self.ports and not 1024 <= low <= high <= 65535:
+            raise ValueError("fabric.ports: LOW-HIGH with 1024 <= LOW <= HIGH <= 65535")
+        for word in filter(lambda word: "/" in word, self.interface.split(",")):
+            try:
+                ipaddress.IPv4Network(word, strict=False)
+            except ValueError as err:
+                raise ValueError(f"fabric.interface: {word} is no IPv4 network: {err}") from err
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,8 +144,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: Pool = Pool()
     control: Control = Control()
     health: Health = Health()
+    fabric: Fabric = Fabric()
     output: Output = Output()
 
     def __post_init__(self) -> None:
         if self.control.lease_s <= self.detection.dead_after_s:
             raise ValueError("control.lease_s must be longer than detection.dead_after_s")
+        if self.fabric.heartbeat_interval_s > self.detection.suspect_after_s / 2:
+            raise ValueError("fabric.heartbeat_interval_s must be at most half of detection.suspect_after_s")
+        if self.control.lease_s <= self.detection.dead_after_s + self.detection.probed_patience_s:
+            raise ValueError(
+                "control.lease_s must be longer than detection.dead_after_s + detection.probed_patience_s: the "
+                "workers of a node that cannot be commanded end with its lease, and it is to be replaced before"
+            )

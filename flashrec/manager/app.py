@@ -1,7 +1,7 @@
 """The manager of one job: the edge around the pure machine. Receive, decode, handle, perform, arm one timer.
 
 It owns the agents' job step, the workers' job steps, the journal and the job's output. Everything is decided in
-`core.machine` (what to do) and `core.detection` (who is lost); here it is only carried out.
+`core.machine` (what to do) and `core.detection` (who is lost, carried out in `manager.verdicts`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
-from flashrec.core.detection import Detector, Verdict, lost_states
+from flashrec.core.detection import Detector
 from flashrec.core.machine import Machine
 from flashrec.core.membership import Slot
 from flashrec.core.types import Phase
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
-from flashrec.manager.faulty import report_faulty
+from flashrec.manager.fabric import Fabric, FabricError
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
@@ -34,6 +34,7 @@ from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
 from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
+from flashrec.manager.verdicts import Verdicts
 from flashrec.manager.voice import say
 from flashrec.manager.wishes import Wishes, has_room_without
 from flashrec.slurm.choice import make_scheduler
@@ -44,6 +45,7 @@ from flashrec.wire import frames
 from flashrec.wire import messages as m
 
 EXIT_INTERNAL = 70
+EXIT_USAGE = 64
 STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
 COMPANIONS_END_TIMEOUT_S = 20.0
@@ -68,18 +70,20 @@ class Manager:
         write_secret(self._secret_file, self._secret)
         self._key = f"{job_id or 'local'}-{secrets.token_hex(4)}"
         self.machine = Machine(self._config.recovery, self._config.pool.limits() if job_id is not None else None)
-        self.detector = Detector(self._config.detection)
+        home = os.environ.get("SLURMD_NODENAME", "") if job_id is not None else ""
+        self.detector = Detector(self._config.detection, home)
+        self.verdicts = Verdicts(self, self.detector, self._config.detection)
         self.rendezvous = Rendezvous(self._node_of)
         self.control = ControlPlane(
-            nodes, self.detector, self.rendezvous, self._welcome, self.emit, self._judge, self.journal.note
+            nodes, self.detector, self.rendezvous, self._welcome, self.emit, self.verdicts.judge, self.journal.note
         )
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
+        self.fabric: Fabric | None = None
         self._launches: Launches | None = None
         self._agents: AgentKeeper | None = None
         self._companions: Companions | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._dismissed: dict[str, str] = {}  # nodes that the user wants no ranks on, and why
 
     # ---- the life of a job ------------------------------------------------------------------------------------
 
@@ -118,10 +122,10 @@ class Manager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
-        work = [self._watch_silence(), self._agents.run(), self.output.run(), self._keep_status()]
+        work = [self.verdicts.run(), self._agents.run(), self.output.run(), self._keep_status()]
         work.append(Wishes(self, self.job_dir).run())
         work += [self._companions.run()] if self._companions is not None else []
-        tasks = [loop.create_task(coroutine) for coroutine in work]
+        tasks = [*await self._start_fabric(), *(loop.create_task(coroutine) for coroutine in work)]
         for task in tasks:
             task.add_done_callback(self._a_task_ended)
         self._note_start()
@@ -129,6 +133,27 @@ class Manager:
         await self._over.wait()
         await self._wind_down(server, tasks)
         return self._exit_code()
+
+    async def _start_fabric(self) -> list[asyncio.Task[None]]:
+        """Heartbeats over MPI, if they are wanted. Raises RequestError if they are required and cannot be had."""
+        settings = self._config.fabric
+        if settings.mpi == "off" or (settings.mpi == "auto" and self.job_id is None):
+            why = "fabric.mpi is off" if settings.mpi == "off" else "local nodes are one machine"
+            self.journal.note("fabric is not watched", why=why)
+            return []
+        self.fabric = Fabric(
+            settings, self._host, self.control.links, self.detector, self.control.send, self.verdicts.judge,
+            self.journal.note, lambda why: self.emit(e.StopRequested(why, EXIT_USAGE)),
+        )  # fmt: skip
+        self.control.hear_fabric = self.fabric.said
+        task = asyncio.create_task(self.fabric.run())
+        if settings.mpi == "required":
+            try:
+                await self.fabric.usable()
+            except FabricError as err:
+                self.journal.discard()
+                raise RequestError(f"fabric.mpi is required, and the fabric cannot be watched: {err}") from err
+        return [task]
 
     def _launcher(self, port: int) -> Launcher:
         wanted = self._config.control.host
@@ -241,12 +266,11 @@ class Manager:
         self._agents.include(node)
 
     def _give_back(self, effect: fx.ReleaseNode) -> None:
-        assert self._companions is not None and self._agents is not None and self._launches is not None
+        assert self._companions is not None and self._agents is not None
         if effect.node:
             say(f"node {effect.node} goes back to the pool: {effect.reason}")
             self._agents.exclude(effect.node)
-            self._agents.abandon(effect.node)
-            self._launches.abandon(effect.node)
+            self.abandon(effect.node)
             self.control.exclude(effect.node, effect.reason)
             self.nodes = tuple(node for node in self.nodes if node != effect.node)
         self._companions.release(effect)
@@ -262,35 +286,14 @@ class Manager:
     def say(self, text: str) -> None:
         say(text)
 
-    # ---- verdicts ---------------------------------------------------------------------------------------------
-
-    def _judge(self, verdicts: list[Verdict]) -> None:
-        if self.machine.phase is Phase.STOPPED:
-            return  # agents end because we told them to
-        for verdict in verdicts:
-            self.journal.verdict(f"node {verdict.node}", verdict.state, verdict.reason, self.machine.generation)
-            say(f"node {verdict.node} is {verdict.state}: {verdict.reason}")
-            if verdict.state == "dead":
-                self.control.cut(verdict.node, verdict.reason)
-                assert self._launches is not None and self._agents is not None
-                self._agents.abandon(verdict.node)
-                self._launches.abandon(verdict.node)
-                self.emit(e.NodeCondemned(verdict.node, verdict.incarnation, verdict.reason))
-                # Otherwise Slurm knows, or an agent crashed.
-                if self.job_id is not None and verdict.reason.startswith("silent"):
-                    self.report_faulty(verdict.node, verdict.reason)
+    def abandon(self, node: str) -> None:
+        """A node is lost: the job steps that include it go on without their srun."""
+        assert self._launches is not None and self._agents is not None
+        self._agents.abandon(node)
+        self._launches.abandon(node)
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
-        """Slurm's state of one node, as the keeper polled it."""
-        lost = lost_states(states)
-        slurm = f"Slurm says {'+'.join(sorted(states))}" if lost else ""
-        self.control.bar(node, slurm or self._dismissed.get(node, ""))
-        self._judge(self.detector.slurm_said(node, states))
-
-    async def _watch_silence(self) -> None:
-        while True:
-            self._judge(self.detector.tick(time.monotonic()))
-            await asyncio.sleep(self._config.detection.tick_interval_s)
+        self.verdicts.slurm_said(node, states)
 
     # ---- what the user asks while the job runs ----------------------------------------------------------------
 
@@ -318,16 +321,11 @@ class Manager:
 
     def _dismiss(self, node: str, reason: str) -> None:
         assert self._agents is not None
-        self._dismissed[node] = reason
-        self.control.bar(node, reason)
         self._agents.dismiss(node)
-        self._judge(self.detector.condemn(node, reason))
+        self.verdicts.dismiss(node, reason)
 
     def report_faulty(self, node: str, reason: str) -> str:
-        """For root to drain; '' or why that could not be told."""
-        said = report_faulty(self.job_id, node, reason, os.environ)
-        self.journal.note("node reported", node=node, reason=reason, said=said or "done")
-        return said
+        return self.verdicts.report_faulty(node, reason)
 
     # ---- small things -----------------------------------------------------------------------------------------
 

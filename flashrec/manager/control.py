@@ -14,7 +14,8 @@ import msgspec
 
 import flashrec
 from flashrec.core import events as e
-from flashrec.core.detection import Detector, Verdict
+from flashrec.core.detection import Detector
+from flashrec.core.lives import Verdict
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.transport.stream import Channel
 from flashrec.wire import messages as m
@@ -30,6 +31,7 @@ class Link(msgspec.Struct):
     launch: int
     address: str
     channel: Channel[m.ToManager]
+    probe_places: dict[str, tuple[str, int]] = {}  # path -> where it answers probes
 
 
 class ControlPlane:
@@ -52,6 +54,7 @@ class ControlPlane:
         self._closed = ""
         self.links: dict[str, Link] = {}
         self.tags: dict[int, m.WorkerBeat] = {}
+        self.hear_fabric: Callable[[Link, m.ToManager], None] = lambda link, message: None  # heartbeats over MPI
 
     def send(self, node: str, message: m.Message) -> None:
         """To one node's agent; nothing happens if it has none (the detector will have said why)."""
@@ -62,6 +65,11 @@ class ControlPlane:
     def broadcast(self, message: m.Message) -> None:
         for link in self.links.values():
             link.channel.send(message)
+
+    def probe_place(self, node: str, path: str) -> tuple[str, int] | None:
+        """(host, port) where the agent of `node` answers other agents' probes on this path; None: nowhere (yet)."""
+        link = self.links.get(node)
+        return None if link is None else link.probe_places.get(path)
 
     def cut(self, node: str, reason: str) -> None:
         """End the current life of a node's agent: it was condemned. If it still lives it comes back as a new one."""
@@ -78,7 +86,7 @@ class ControlPlane:
         """A node is not the job's any more."""
         self._nodes.discard(node)
         self.cut(node, reason)
-        self._detector.forget(node)
+        self._judge(self._detector.left(node))
 
     def bar(self, node: str, why: str) -> None:
         """Admit no agent of this node while `why` is not '': Slurm has taken the node, whatever still runs on it."""
@@ -154,6 +162,15 @@ class ControlPlane:
             case m.AgentHeartbeat():
                 link.channel.send(m.HeartbeatAck(message.sequence))
                 self.tags.update((tag.rank, tag) for tag in message.tags)
+                self.hear_fabric(link, message)
+            case m.FabricReady() | m.FabricGoing() | m.FabricEnded():
+                self.hear_fabric(link, message)
+            case m.ProbesOffered():
+                link.probe_places = message.places
+            case m.ProbeAnswered():
+                self._note("probe answered", number=message.number, by=link.node, node=message.node, path=message.path,
+                           reached=message.reached, said=message.said)  # fmt: skip
+                self._detector.probed(message.number, link.node, message.node, message.reached)
             case m.KeyPosted():
                 if self._rendezvous.post(message):
                     asyncio.get_running_loop().call_soon(self._flush_keys)

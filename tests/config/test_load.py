@@ -23,9 +23,9 @@ def test_an_empty_file_means_defaults(text: str, tmp_path: Path) -> None:
 
 def test_settings_come_after_the_file_and_the_last_one_counts(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("spares: 3\ndetection: {dead_after_s: 4, suspect_after_s: 2}\n")
-    config = load_config(path, ["detection.dead_after_s=5", "control.port=7", "detection.dead_after_s=6"])
-    assert (config.spares, config.detection.dead_after_s, config.detection.suspect_after_s) == (3, 6, 2)
+    path.write_text("spares: 3\ndetection: {dead_after_s: 4, suspect_after_s: 1.5}\n")
+    config = load_config(path, ["detection.dead_after_s=4.5", "control.port=7", "detection.dead_after_s=5"])
+    assert (config.spares, config.detection.dead_after_s, config.detection.suspect_after_s) == (3, 5, 1.5)
     assert config.control.port == 7
 
 
@@ -51,6 +51,10 @@ def test_settings_come_after_the_file_and_the_last_one_counts(tmp_path: Path) ->
         (["detection.suspect_after_s=0.1"], "heartbeat_interval_s < suspect_after_s < dead_after_s"),
         (["detection.suspect_after_s=3"], "heartbeat_interval_s < suspect_after_s < dead_after_s"),
         (["control.lease_s=2"], "control.lease_s must be longer than detection.dead_after_s"),
+        (["control.lease_s=5"], "detection.dead_after_s + detection.probed_patience_s"),
+        (["detection.fabric_dead_after_s=1"], "suspect_after_s < fabric_dead_after_s"),
+        (["detection.probe_timeout_s=1"], "probe_timeout_s < probe_interval_s"),
+        (["detection.tick_interval_s=1"], "tick_interval_s < suspect_after_s"),
         (["spares"], "expected key=value"),
         (["=3"], "expected key=value"),
         (["spares.x.y=3", "spares.x=1", "spares.x.y=2"], "is a value, not a section"),

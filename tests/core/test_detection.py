@@ -24,7 +24,7 @@ class Clock:
             self.now += step
             for node in heard:
                 new += [(self.now, v.node, v.state) for v in self.detector.heard(node, 1, self.now)]
-            new += [(self.now, v.node, v.state) for v in self.detector.tick(self.now)]
+            new += [(self.now, v.node, v.state) for v in self.detector.tick(self.now).verdicts]
         return new
 
 
@@ -77,7 +77,7 @@ def test_our_own_stall_is_given_back_to_everybody() -> None:
     clock = Clock(["n1", "n2"])
     clock.run(1.0, heard=["n1", "n2"])
     clock.now += 10.0  # the manager itself was stopped: it heard nobody because it did not listen
-    assert clock.detector.tick(clock.now) == []
+    assert clock.detector.tick(clock.now).verdicts == []
     assert clock.run(1.0, heard=["n1", "n2"]) == []
     assert [state for _, _, state in clock.run(5.0, heard=["n1"])] == ["suspect", "dead"], "real silence still counts"
 

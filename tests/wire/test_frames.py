@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import types
 import typing
 from typing import Any
 
@@ -31,6 +32,10 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         int: INTEGERS, float: st.floats(allow_nan=False), bool: st.booleans(), bytes: st.binary(max_size=50),
         str: st.text(st.characters(exclude_categories=("Cs",)), max_size=50),
     }  # fmt: skip
+    if kind is type(None):
+        return st.none()
+    if origin is types.UnionType:
+        return st.one_of(map(of_type, inside))
     if kind in simple:
         return simple[kind]
     if origin is tuple and inside[-1] is Ellipsis:
