@@ -1,8 +1,8 @@
 """Stands in for NVIDIA's `pynvml` in tests: with this folder first on PYTHONPATH, agents take it for the real one.
 
 GPUs are files. FLASHREC_FAKE_NVML names a folder: in it NODE.json says what the GPUs of NODE are (a list of objects,
-see `_GPU`; no file: two good ones), and each NODE.xid that appears is one Xid: it contains "GPU XID", and goes away when
-the Xid was told. Names, error classes and the way of waiting are those of nvidia-ml-py; none of its code is here.
+see `_GPU`; no file: two good ones), and each NODE.xid that appears is one Xid: it contains "GPU XID", and goes away
+when the Xid was told. Names, error classes and the way of waiting are those of nvidia-ml-py; none of its code is here.
 """
 
 from __future__ import annotations
