@@ -15,6 +15,8 @@ import time
 
 import flashrec
 from flashrec.agent.exits import ExitSocket, TaskExit
+from flashrec.agent.fabric import Fabric
+from flashrec.agent.health import HealthWatch
 from flashrec.agent.workers import Workers
 from flashrec.transport.paths import exit_socket_path, socket_directory, socket_path
 from flashrec.transport.stream import Channel, connect_tcp, listen_unix, private_directory
@@ -40,6 +42,8 @@ class Agent:
         self._exits: ExitSocket | None = None
         self._socket_inode = 0
         self._workers: Workers | None = None
+        self._health: HealthWatch | None = None
+        self._fabric: Fabric | None = None
         self._manager_heard_at = time.monotonic()
         self._exit_code: int | None = None
 
@@ -49,6 +53,8 @@ class Agent:
         private_directory(directory.parent)
         private_directory(directory)
         await self._live()
+        if self._health is not None:
+            self._health.close()
         with contextlib.suppress(OSError):
             directory.rmdir()
         return self._exit_code or 0
@@ -113,9 +119,11 @@ class Agent:
                     self._workers = Workers(
                         message, channel.local_address, self._socket, channel.send, expects_exits=self._expects_exits
                     )
+                    self._fabric = Fabric(message.incarnation, channel.local_address, channel.send)
                     server = await self._listen()
                     beats = asyncio.create_task(self._beat(channel, message))
                     beats.add_done_callback(lambda task: _end_with(task, channel))
+                    self._watch_health(channel, message)
                     log.info("node %s joined, incarnation %d", self.node, message.incarnation)
                 else:
                     self._perform(message)
@@ -124,6 +132,8 @@ class Agent:
         finally:
             if beats is not None:
                 beats.cancel()
+            if self._health is not None:
+                self._health.end()
             if server is not None:
                 server.close()
                 if self._exits is not None:
@@ -135,7 +145,18 @@ class Agent:
                 self._workers.close("the agent lost its manager" if self._exit_code is None else "the job ends")
                 await self._workers.closed()
                 self._workers = None
+            if self._fabric is not None:
+                await self._fabric.close()
+                self._fabric = None
             channel.abort("life over")
+
+    def _watch_health(self, channel: Channel[m.ToAgent], welcome: m.AgentWelcome) -> None:
+        if not welcome.health.enabled:
+            return
+        if self._health is None:
+            self._health = HealthWatch(self.node, welcome.health)
+        incarnation = welcome.incarnation
+        self._health.begin(lambda state, reasons: channel.send(m.NodeHealth(incarnation, state, reasons)))
 
     async def _beat(self, channel: Channel[m.ToAgent], welcome: m.AgentWelcome) -> None:
         sequence = 0
@@ -147,7 +168,8 @@ class Agent:
                 return
             sequence += 1
             tags = self._workers.beat() if self._workers is not None else ()
-            channel.send(m.AgentHeartbeat(welcome.incarnation, sequence, tags))
+            sent = self._fabric.sent if self._fabric is not None else (0, 0)
+            channel.send(m.AgentHeartbeat(welcome.incarnation, sequence, tags, fabric=sent))
             await asyncio.sleep(welcome.heartbeat_interval_s)
 
     def _perform(self, message: m.ToAgent) -> None:
@@ -161,6 +183,9 @@ class Agent:
                 self._exit_code = 0
                 if workers is not None:
                     workers.announce(message)
+            case m.FabricOffered() | m.FabricPort():
+                if self._fabric is not None:
+                    self._fabric.take(message)
             case _ if workers is None:
                 return
             case m.ExpectTasks():

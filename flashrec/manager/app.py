@@ -26,6 +26,7 @@ from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
 from flashrec.manager.fabric import Fabric, FabricError
+from flashrec.manager.health import HealthDesk
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
@@ -74,9 +75,17 @@ class Manager:
         self.detector = Detector(self._config.detection, home)
         self.verdicts = Verdicts(self, self.detector, self._config.detection)
         self.rendezvous = Rendezvous(self._node_of)
+        self.health = HealthDesk(self, self._config.health)
         self.control = ControlPlane(
-            nodes, self.detector, self.rendezvous, self._welcome, self.emit, self.verdicts.judge, self.journal.note
+            nodes,
+            self.detector,
+            self.rendezvous,
+            self._welcome,
+            self.health.pass_on,
+            self.verdicts.judge,
+            self.journal.note,
         )
+        self.control.on(m.NodeHealth, self.health.hear)
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
         self.fabric: Fabric | None = None
@@ -272,6 +281,7 @@ class Manager:
             self._agents.exclude(effect.node)
             self.abandon(effect.node)
             self.control.exclude(effect.node, effect.reason)
+            self.health.forget(effect.node)
             self.nodes = tuple(node for node in self.nodes if node != effect.node)
         self._companions.release(effect)
 
@@ -353,6 +363,7 @@ class Manager:
         return m.AgentWelcome(
             incarnation, self.machine.generation, world_size, detection.heartbeat_interval_s,
             self._config.control.lease_s, detection.worker_silent_s, detection.worker_stopped_s, str(self.logs), env,
+            health=self._config.health.rules(),
         )  # fmt: skip
 
     def _note_start(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -52,6 +53,7 @@ class ControlPlane:
         self._incarnations: dict[str, int] = {}
         self._barred: dict[str, str] = {}
         self._closed = ""
+        self._hearers: dict[type, Callable[[Link, Any], None]] = {}
         self.links: dict[str, Link] = {}
         self.tags: dict[int, m.WorkerBeat] = {}
         self.hear_fabric: Callable[[Link, m.ToManager], None] = lambda link, message: None  # heartbeats over MPI
@@ -61,6 +63,10 @@ class ControlPlane:
         link = self.links.get(node)
         if link is not None:
             link.channel.send(message)
+
+    def on(self, kind: type[m.Message], hear: Callable[[Link, Any], None]) -> None:
+        """Give messages of this kind, with the link they came over, to somebody who knows what they mean."""
+        self._hearers[kind] = hear
 
     def broadcast(self, message: m.Message) -> None:
         for link in self.links.values():
@@ -180,6 +186,8 @@ class ControlPlane:
                     link.channel.send(value)
             case e.Event():
                 self._emit(message)
+            case _ if (hear := self._hearers.get(type(message))) is not None:
+                hear(link, message)
 
     def _flush_keys(self) -> None:
         for node, keys in self._rendezvous.flush():
