@@ -17,6 +17,7 @@ import flashrec
 from flashrec.agent.exits import ExitSocket, TaskExit
 from flashrec.agent.fabric import Fabric
 from flashrec.agent.health import HealthWatch
+from flashrec.agent.probe import Prober
 from flashrec.agent.workers import Workers
 from flashrec.transport.paths import exit_socket_path, socket_directory, socket_path
 from flashrec.transport.stream import Channel, connect_tcp, listen_unix, private_directory
@@ -111,6 +112,7 @@ class Agent:
         beats: asyncio.Task[None] | None = None
         server: asyncio.Server | None = None
         self._manager_heard_at = time.monotonic()
+        prober = Prober(self._secret, self.node, channel.send)
         try:
             messages = channel.messages()  # kept: when it is dropped the connection ends, and our workers still live
             async for message in messages:
@@ -119,17 +121,21 @@ class Agent:
                     self._workers = Workers(
                         message, channel.local_address, self._socket, channel.send, expects_exits=self._expects_exits
                     )
-                    self._fabric = Fabric(message.incarnation, channel.local_address, channel.send)
+                    prober.welcomed(message.incarnation, channel.local_address)
+                    self._fabric = self._make_fabric(message.incarnation, channel, prober)
                     server = await self._listen()
                     beats = asyncio.create_task(self._beat(channel, message))
                     beats.add_done_callback(lambda task: _end_with(task, channel))
                     self._watch_health(channel, message)
                     log.info("node %s joined, incarnation %d", self.node, message.incarnation)
+                elif isinstance(message, m.ProbeAsked):
+                    prober.ask(message)
                 else:
                     self._perform(message)
                 if self._exit_code is not None:
                     break
         finally:
+            prober.close()
             if beats is not None:
                 beats.cancel()
             if self._health is not None:
@@ -149,6 +155,17 @@ class Agent:
                 await self._fabric.close()
                 self._fabric = None
             channel.abort("life over")
+
+    @staticmethod
+    def _make_fabric(incarnation: int, channel: Channel[m.ToAgent], prober: Prober) -> Fabric:
+        """Where it finds a way, others can probe this node over the fabric."""
+
+        def say(said: m.Message) -> None:
+            channel.send(said)
+            if isinstance(said, m.FabricReady) and said.address:
+                prober.offer("fabric", said.address)
+
+        return Fabric(incarnation, channel.local_address, say)
 
     def _watch_health(self, channel: Channel[m.ToAgent], welcome: m.AgentWelcome) -> None:
         if not welcome.health.enabled:
