@@ -63,11 +63,15 @@ class TaskRefused(Message, frozen=True):
 
 
 class WorkerHello(Message, frozen=True):
-    """First message of the runtime in a worker (pid may differ from the launched one: `bash train.sh`)."""
+    """First message of the runtime in a worker (pid may differ from the launched one: `bash train.sh`).
+
+    stacks_signal: upon it the process writes its stacks into its file (`transport.paths.stacks_path`); 0: it does not.
+    """
 
     rank: int
     incarnation: int
     pid: int
+    stacks_signal: int = 0
 
 
 class WorkerWelcome(Message, frozen=True):
@@ -81,7 +85,15 @@ class WorkerWelcome(Message, frozen=True):
 
 
 class WorkerBeat(Message, frozen=True):
-    """Heartbeat of a worker, with its step tag. where: 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'."""
+    """Heartbeat of a worker, with its step tag.
+
+    where: 'init', 'idle' (between steps), 'step', 'vote', 'optimizer', 'recovery', 'done'. quiet: why it may stand
+    still ('': no reason). waiting: some operation waits for a peer just now; None: that cannot be seen. collectives:
+    how many it has issued in each process group.
+
+    The agent adds, on its own clock: still_s since anything but `waiting` has changed; silent_s since the last
+    heartbeat; process: the kernel's state letter of a silent worker.
+    """
 
     rank: int
     incarnation: int
@@ -89,6 +101,12 @@ class WorkerBeat(Message, frozen=True):
     voted: int
     passed: int
     where: str
+    quiet: str = ""
+    waiting: bool | None = None
+    collectives: dict[str, int] = {}
+    still_s: float = 0.0
+    silent_s: float = 0.0
+    process: str = ""
 
 
 class AgentBeat(Message, frozen=True):
@@ -210,6 +228,16 @@ class ProbeAnswered(Message, frozen=True):
     said: str = ""
 
 
+class StacksTaken(Message, frozen=True):
+    """Where the threads of a worker are. how: 'py-spy', 'faulthandler', '/proc' or 'none'; text: the stacks, or why
+    there are none. Without being asked, too, before the agent kills a worker that is silent or stopped."""
+
+    rank: int
+    incarnation: int
+    how: str
+    text: str
+
+
 # ---- manager -> agent (-> worker) ---------------------------------------------------------------------------------
 
 
@@ -288,6 +316,13 @@ class KillWorkers(Message, frozen=True):
     reason: str
 
 
+class StacksAsked(Message, frozen=True):
+    """Look what this worker is doing; answered by StacksTaken."""
+
+    rank: int
+    incarnation: int
+
+
 class Fence(Message, frozen=True):
     """Generation `generation` supersedes everything older: leave collectives at once, then report."""
 
@@ -360,10 +395,10 @@ ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded, CommitAsked,
     NodeHealth,
-    FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered,
+    FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken,
 ]  # fmt: skip
 ToAgent = Union[
     AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,
     CounterValue, CommitAnswered, Resume, Complete, Stop,
-    FabricOffered, FabricPort, ProbeAsked,
+    FabricOffered, FabricPort, ProbeAsked, StacksAsked,
 ]  # fmt: skip

@@ -135,4 +135,6 @@ def test_unions_are_closed(name: str) -> None:
 def _least(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{f.name: _least(f.type) for f in msgspec.structs.fields(kind)})
+    if typing.get_origin(kind) is types.UnionType:
+        return None  # `X | None`
     return (typing.get_origin(kind) or kind)()
