@@ -212,8 +212,8 @@ class Agent:
                     workers.kill(rank, incarnation, message.reason)
             case m.KeysPushed():
                 workers.push_keys(message)
-            case m.CounterValue():
-                workers.answer_counter(message)
+            case m.CounterValue() | m.CommitAnswered():
+                workers.answer(message)
             case m.Fence() | m.PlanPublished() | m.Resume() | m.Complete():
                 workers.announce(message)
 
