@@ -108,7 +108,8 @@ class Detector:
         for life in self._lives.values():
             watched = life.control if path == CONTROL else life.fabric
             if watched is not None:
-                watched.heard_at, watched.round, watched.concluded = now, None, ""
+                watched.heard_at = now
+                watched.forget_probes()
         return []
 
     def disconnected(self, node: str, incarnation: int, reason: str) -> list[Verdict]:
@@ -209,6 +210,7 @@ class Detector:
             if now - path.round.asked_at < self._timing.probe_interval_s:
                 return
         self._num_rounds += 1
+        path.num_rounds += 1
         may_probe = [n for n in fit if name == FABRIC or n != self._home]
         path.round = Round(self._num_rounds, node, choose(node, fit, may_probe, self._timing.probe_peers), now)
         for by, target in path.round.looks():

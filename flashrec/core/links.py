@@ -66,6 +66,6 @@ class Links:
         elif fabric.concluded == REACHED:
             text = f"{silence}, but {others} can reach it over the fabric: MPI is at fault there, not the link"
             fabric.say(REACHED, Note(node, text), found)
-        elif silent_s >= self._timing.fabric_dead_after_s + self._timing.probe_interval_s:
+        elif fabric.num_rounds > 1:
             text = f"{silence}, and nobody could look over the fabric: nothing is concluded"
             fabric.say("unknown", Note(node, text), found)

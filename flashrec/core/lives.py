@@ -39,12 +39,13 @@ class Judgement(msgspec.Struct, frozen=True):
 
 class Path(msgspec.Struct):
     """One way on which a node is heard. ended: why its session is down ('': it stands). concluded: what the newest
-    conclusive round of probes found ('reached', 'failed' or ''), witnesses: by whom. noted: what was said of this
-    silence."""
+    conclusive round of probes found ('reached', 'failed' or ''), witnesses: by whom. num_rounds: in this
+    silence. noted: what was said of it."""
 
     heard_at: float
     ended: str = ""
     round: Round | None = None
+    num_rounds: int = 0
     concluded: str = ""
     witnesses: tuple[str, ...] = ()
     noted: str = ""
@@ -52,7 +53,11 @@ class Path(msgspec.Struct):
     def hear(self, now: float) -> None:
         """The silence is over, and with it all that was found out about it."""
         self.heard_at, self.ended = max(self.heard_at, now), ""
-        self.round, self.concluded, self.witnesses, self.noted = None, "", (), ""
+        self.forget_probes()
+        self.noted = ""
+
+    def forget_probes(self) -> None:
+        self.round, self.num_rounds, self.concluded, self.witnesses = None, 0, "", ()
 
     def excuse(self, late_s: float, now: float) -> None:
         """We did not listen for `late_s`."""
