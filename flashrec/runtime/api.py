@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
-from flashrec.runtime import environment, farewell, worker
+from flashrec.runtime import environment, farewell, quiet, worker
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
 from flashrec.runtime.snapshot import Stateful
@@ -82,3 +83,16 @@ class Session:
     def steps(self, num_steps: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps `start` … `num_steps` - 1; a step that a failure has hit is yielded again."""
         return self._loop.steps(num_steps, start)
+
+    def may_commit(self, step: int | None = None, timeout_s: float = 10.0) -> bool:
+        """May this rank put its checkpoint of `step` in place now? step: None for the number of steps done so far.
+
+        False: this rank was replaced, a recovery has begun, something newer was committed, or nobody answered within
+        `timeout_s` seconds. Ask just before the rename: a True is good for a moment only (control.lease_s / 4). Without
+        `flashrec run` it is always True.
+        """
+        return self._loop.may_commit(step, timeout_s)
+
+    def quiet(self, reason: str) -> AbstractContextManager[None]:
+        """`with session.quiet("checkpoint"):` this rank may stand still in here without being taken for hung."""
+        return quiet.quiet(_Process.worker, reason)

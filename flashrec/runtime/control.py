@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import socket
 import threading
@@ -23,10 +24,12 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from flashrec.runtime import stacks
 from flashrec.runtime.board import Board
 from flashrec.runtime.environment import Environment
 from flashrec.runtime.progress import Progress
 from flashrec.transport.handshake import connect_authenticated, receive_exactly
+from flashrec.transport.paths import stacks_path
 from flashrec.wire import messages as m
 from flashrec.wire.frames import FrameReader, ProtocolError, encode, frame, to_worker
 
@@ -58,7 +61,9 @@ class Control:
                 "`flashrec run`; unset it to train without recovery"
             ) from err
         connect_authenticated(sock, secret)
-        sock.sendall(frame(encode(m.WorkerHello(rank=env.rank, incarnation=env.incarnation, pid=os.getpid()))))
+        stacks.let_agent_look(sock)
+        number = stacks.register(stacks_path(env.socket, env.rank, env.incarnation))
+        sock.sendall(frame(encode(m.WorkerHello(env.rank, env.incarnation, os.getpid(), stacks_signal=number))))
         reader = FrameReader()
         control = cls(sock, reader, progress, _first(sock, reader))
         sock.settimeout(control.welcome.lease_s)
@@ -98,10 +103,16 @@ class Control:
         """True in a child (a data loader's worker) that inherited this object."""
         return os.getpid() != self._pid
 
+    def beat(self) -> None:
+        """Say now where this rank is."""
+        if not self._closing:
+            self.send(self._progress.beat())
+
     def _beat(self) -> None:
         while not self._closing:
-            self.send(self._progress.beat())
-            time.sleep(self.welcome.heartbeat_interval_s)
+            self.beat()
+            # not in time with the steps: how often a rank is seen waiting shall be how much it waits
+            time.sleep(self.welcome.heartbeat_interval_s * random.uniform(0.8, 1.0))
 
     def _read(self, board: Board, on_fence: Callable[[int], None]) -> None:
         pending = self._reader.feed(b"")

@@ -6,15 +6,17 @@ alone ("shadow"), builds its model with it, and connects all of them in its firs
 
 from __future__ import annotations
 
+import threading
 import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from flashrec.runtime import stuck, torch_private
 from flashrec.runtime.engine import Engine, Group
 from flashrec.runtime.limits import Limits
-from flashrec.runtime.progress import Progress
+from flashrec.runtime.progress import Progress, Seen
 from flashrec.runtime.timeline import logger
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -27,6 +29,9 @@ class Groups:
         self._engine, self._progress, self._limits = engine, progress, limits
         self._is_shadow = is_shadow
         self._groups: dict[str, Group] = {}
+        self._lock = threading.Lock()  # nobody looks at a backend while it is replaced
+        self._seen: Seen = (None, {})
+        self._gloo_threads: list[str] = []  # empty: look for them
 
     def add(self, name: str, handle: dist.ProcessGroup, facts: dict[str, Any]) -> None:
         """A group was created by the script. Connects it now, unless this rank still builds alone."""
@@ -39,24 +44,56 @@ class Groups:
             options=facts["options"],
             reference=weakref.ref(handle),
         )
-        self._groups[name] = group
+        with self._lock:
+            self._groups[name] = group
         if self._progress.where != "init":
             logger.warning("process group %s is created after session.steps(): a replacement will not have it", name)
         if not self._is_shadow:
-            self._engine.form([group], self._progress.generation, self._limits.first_form_timeout_s)
+            self._form([group], self._progress.generation, self._limits.first_form_timeout_s)
 
     def form(self, generation: int) -> int:
         """Connect every group for `generation`. Returns how many. Raises Superseded, WaitedTooLong, RuntimeError."""
         groups = self._alive()
-        self._engine.form(groups, generation, self._limits.form_timeout_s)
+        self._form(groups, generation, self._limits.form_timeout_s)
         self._is_shadow = False
         return len(groups)
+
+    def look(self) -> Seen:
+        """For the heartbeat: does an operation wait for a peer (None: cannot be seen), and how many collectives were
+        issued in each group. While groups are being connected: as it was before."""
+        if self._is_shadow or not self._lock.acquire(blocking=False):
+            return self._seen
+        try:
+            alive = [group for group in self._groups.values() if group.is_alive]
+            self._seen = self._waits(alive), {group.name: torch_private.num_issued(group.handle) for group in alive}
+        finally:
+            self._lock.release()
+        return self._seen
+
+    def _waits(self, groups: list[Group]) -> bool | None:
+        """gloo shows it. Of NCCL one sees at most that something of gloo waits, too."""
+        if not self._gloo_threads:
+            self._gloo_threads = stuck.gloo_threads()
+        try:
+            if any(stuck.waiting_operation(thread) for thread in self._gloo_threads):
+                return True
+        except OSError:  # a group was destroyed, or the kernel does not tell
+            self._gloo_threads = []
+            return None
+        is_all = groups and all(torch_private.backend_names(group.backend) == {"gloo"} for group in groups)
+        return False if is_all else None
+
+    def _form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
+        with self._lock:
+            self._gloo_threads = []
+            self._engine.form(groups, generation, timeout_s)
 
     def unblock(self) -> int:
         """End every collective of the process; from the control thread."""
         return self._engine.unblock(list(self._groups.values()))
 
     def _alive(self) -> list[Group]:
-        alive = [group for _, group in sorted(self._groups.items()) if group.is_alive]
-        self._groups = {group.name: group for group in alive}
+        with self._lock:
+            alive = [group for _, group in sorted(self._groups.items()) if group.is_alive]
+            self._groups = {group.name: group for group in alive}
         return alive

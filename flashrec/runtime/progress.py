@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from flashrec.core.types import Report
+from flashrec.transport.page import Page
 from flashrec.wire.messages import WorkerBeat
+
+Seen = tuple[bool | None, dict[str, int]]
+_ON_PAGE = frozenset({"where", "quiet"})
 
 
 @dataclass
@@ -20,9 +25,18 @@ class Progress:
     passed: int = -1
     valid: bool = True
     reported: int = -1  # newest generation for which this rank has reported
-    where: str = "init"  # 'init', 'step', 'vote', 'optimizer', 'recovery', 'done'
+    where: str = "init"  # 'init', 'idle', 'step', 'vote', 'optimizer', 'recovery', 'done'
+    quiet: str = ""  # why this rank may stand still; '': no reason
+    page: Page | None = field(default=None, repr=False)  # 'where' and 'quiet' are written there, too
+    look: Callable[[], Seen] = field(default=lambda: (None, {}), repr=False)  # waiting, collectives issued
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in _ON_PAGE and (page := getattr(self, "page", None)) is not None:
+            page.write(self.where, self.quiet)
 
     def beat(self) -> WorkerBeat:
+        waiting, collectives = self.look()
         return WorkerBeat(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -30,6 +44,9 @@ class Progress:
             voted=self.voted,
             passed=self.passed,
             where=self.where,
+            quiet=self.quiet,
+            waiting=waiting,
+            collectives=collectives,
         )
 
     def report(self, replicas: tuple[int, ...]) -> Report:

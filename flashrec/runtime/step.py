@@ -24,6 +24,7 @@ import torch
 
 from flashrec.core import events
 from flashrec.core.types import Plan
+from flashrec.runtime import permit
 from flashrec.runtime.ddp import DdpInstances
 from flashrec.runtime.errors import RecoveryFailed, StepInterrupted, TrainingComplete, is_communication
 from flashrec.runtime.recovery import Recovery
@@ -85,7 +86,7 @@ class StepGuard:
             )
             worker.board.wait_resume(progress.generation, worker.limits.resume_timeout_s)
             worker.timeline.mark("resumed", generation=progress.generation)
-        self._is_training = True
+        self._is_training, progress.where = True, "idle"
         return progress.v
 
     @property
@@ -113,6 +114,9 @@ class StepGuard:
         worker.control.send(events.WorkerFinished(rank=worker.rank, incarnation=worker.env.incarnation, v=progress.v))
         return True
 
+    def may_commit(self, step: int | None, timeout_s: float) -> bool:
+        return permit.ask(self._worker, step, timeout_s)
+
     # ---- the block ----------------------------------------------------------------------------------------------
 
     def enter(self, step: int) -> None:
@@ -139,7 +143,7 @@ class StepGuard:
         try:
             return self._leave(error)
         finally:
-            self._stage = Stage.IDLE
+            self._stage, self._worker.progress.where = Stage.IDLE, "idle"
 
     def _leave(self, error: BaseException | None) -> bool:
         if error is None:
@@ -263,6 +267,7 @@ class StepGuard:
         self._plan = None
         try:
             self._recovery.run(plan)
+            self._worker.progress.where = "idle"
         except TrainingComplete:
             if self._worker.progress.valid:
                 raise

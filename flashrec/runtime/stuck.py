@@ -10,6 +10,7 @@ What a stuck operation looks like: a worker thread of gloo that sits in one and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -24,20 +25,32 @@ _LOOK_INTERVAL_S = 0.2
 Operation = tuple[str, str]  # thread id, futex address
 
 
+def gloo_threads() -> list[str]:
+    """Ids of the threads in which gloo's operations run."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as comm:  # it may be gone
+            if comm.read().strip() == _GLOO_THREAD:
+                found.append(thread)
+    return found
+
+
+def waiting_operation(thread: str) -> Operation | None:
+    """What this thread of gloo waits for a peer with; None when it does not. Raises OSError: that cannot be seen."""
+    with open(f"/proc/self/task/{thread}/syscall") as call:
+        fields = call.read().split()
+    is_waiting = len(fields) > 4 and fields[0] in _FUTEX_CALLS and int(fields[4], 16) != 0
+    return (thread, fields[1]) if is_waiting else None
+
+
 def waiting_operations() -> set[Operation]:
     """gloo operations of this process that wait for a peer right now. Empty, too, where /proc does not show it."""
     found: set[Operation] = set()
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/comm") as comm:
-                if comm.read().strip() != _GLOO_THREAD:
-                    continue
-            with open(f"/proc/self/task/{thread}/syscall") as call:
-                fields = call.read().split()
-        except OSError:  # the thread is gone, or the kernel does not tell
-            continue
-        if len(fields) > 4 and fields[0] in _FUTEX_CALLS and int(fields[4], 16):
-            found.add((thread, fields[1]))
+    for thread in gloo_threads():
+        with contextlib.suppress(OSError):  # the thread is gone, or the kernel does not tell
+            operation = waiting_operation(thread)
+            if operation is not None:
+                found.add(operation)
     return found
 
 

@@ -76,6 +76,7 @@ def _needed() -> Iterator[tuple[str, Any]]:
         "_set_group_name",
         "_set_group_desc",
         "_id",
+        "_get_sequence_number_for_group",
     ):
         yield name, dist.ProcessGroup
     for name in ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_remove_autograd_hooks"):
@@ -187,6 +188,11 @@ def backend_types(backend: str) -> dict[str, tuple[str, Any]]:
     return {device: (str(name), dist.Backend.backend_type_map[str(name)]) for device, name in devices.items()}
 
 
+def backend_names(backend: str) -> frozenset[str]:
+    """{'gloo'}, {'gloo', 'nccl'}, …: who carries the collectives of a group."""
+    return frozenset(name for name, _ in backend_types(backend).values())
+
+
 def fake_backend(rank: int, size: int) -> Any:
     """A backend whose collectives do nothing: for models that are built without peers."""
     return _fake_class()._create_internal(rank, size)
@@ -238,6 +244,11 @@ def install(on_new_group: NewGroup, make_store: Callable[[], Store], rank: int, 
     # Inside init_process_group, not around it: scripts import that function by name before we come.
     c10d._new_process_group_helper = helper  # type: ignore[assignment]
     _c10d_module.rendezvous = rendezvous
+
+
+def num_issued(group: dist.ProcessGroup) -> int:
+    """How many collectives this rank has issued in `group` since its backend is there."""
+    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
 
 
 def is_alive(group: dist.ProcessGroup) -> bool:

@@ -20,6 +20,8 @@ from flashrec.runtime.store import TableStore
 from flashrec.runtime.timeline import Timeline, logger
 from flashrec.runtime.transfer import Sockets
 from flashrec.transport.handshake import read_secret
+from flashrec.transport.page import Page
+from flashrec.transport.paths import page_path
 
 _ROOT_GROUP = "root"
 
@@ -69,6 +71,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         valid=not env.joins,
     )
     control = Control.connect(env, secret, progress)
+    progress.page = _make_page(env)
     board = Board(max(env.generation, control.welcome.generation) if env.joins else env.generation, env.joins)
     timeline, sockets = Timeline(env.rank), Sockets()
     engine = InPlaceEngine(
@@ -83,6 +86,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         timeline=timeline,
     )
     groups = Groups(engine, progress, is_shadow=env.joins, limits=limits)
+    progress.look = groups.look
 
     def on_fence(generation: int) -> None:
         num_cut = groups.unblock()
@@ -112,6 +116,14 @@ def start(env: Environment, limits: Limits) -> Worker:
         limits=limits,
         timeline=timeline,
     )
+
+
+def _make_page(env: Environment) -> Page | None:
+    try:
+        return Page(page_path(env.socket, env.rank, env.incarnation))
+    except OSError as err:
+        logger.warning("where this rank is cannot be read while it says nothing: %s", err)
+        return None
 
 
 def _make_store(

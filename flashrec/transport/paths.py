@@ -31,6 +31,16 @@ def socket_path(key: str, node: str, tmp: str = "") -> Path:
     return path
 
 
+def page_path(socket: Path, rank: int, incarnation: int) -> Path:
+    """Where a worker writes where it is, for the agent with this socket to read (`transport.page`)."""
+    return socket.with_name(f"{socket.name}.{rank}.{incarnation}.page")
+
+
+def stacks_path(socket: Path, rank: int, incarnation: int) -> Path:
+    """Where a worker writes its stacks, upon a signal of the agent with this socket."""
+    return socket.with_name(f"{socket.name}.{rank}.{incarnation}.stacks")
+
+
 def exit_socket_path(socket: Path) -> Path:
     """Where the agent with this socket is told by Slurm's plugin how its tasks ended (plugin-contract.md)."""
     return socket.with_name(socket.name + _EXIT)

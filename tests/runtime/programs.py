@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import hashlib
@@ -96,6 +97,41 @@ def endless(out: str) -> None:
             model(torch.ones(4, WIDTH)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+def stand_still(out: str, folder: str) -> None:
+    """Rank 1 stands still, in four ways one after the other; each ends when FOLDER has a file of its name."""
+    start()
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.04)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = flashrec.Session(model, optimizer)
+
+    def until_told(name: str, holds_lock: bool = False) -> None:
+        library = ctypes.PyDLL(None)
+        while not (Path(folder) / name).exists():
+            if holds_lock:
+                library.usleep(500_000)
+                break
+            time.sleep(0.01)
+
+    for step in session.steps(12):
+        with step:
+            if step == 3 and dist.get_rank() == 1:
+                until_told("in-step")
+            model(torch.ones(4, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 5 and dist.get_rank() == 1:
+            until_told("between")
+        if step == 7 and dist.get_rank() == 1:
+            with session.quiet("outer"):
+                with session.quiet("inner"):
+                    until_told("quiet")
+                until_told("outer")
+        if step == 9 and dist.get_rank() == 1:
+            with session.quiet("lock"):
+                until_told("lock", holds_lock=True)
+                print("page", Path(os.environ["FLASHREC_SOCKET"] + ".1.1.page").read_bytes(), file=sys.stderr)
 
 
 def fork_a_child(out: str) -> None:

@@ -52,6 +52,7 @@ class Cluster:
         path.mkdir(parents=True, exist_ok=True)
         self.generation = 1
         self.messages: list[tuple[float, int, m.Message]] = []
+        self.heartbeats: list[m.WorkerBeat] = []
         self.processes: dict[int, Any] = {}
         self.incarnation = dict.fromkeys(range(world_size), 0)
         self.decide: Callable[[int, dict[int, Report]], Any] = commit.decide
@@ -189,6 +190,18 @@ class Cluster:
         assert found, f"no {kind.__name__} {fields} of rank {rank} in {timeout_s} s\n{self.logs()}"
         return matching()[0] if count == 1 else matching()
 
+    def await_beat(self, rank: int, right: Callable[[m.WorkerBeat], object], what: str) -> m.WorkerBeat:
+        """The first heartbeat of `rank`, from now on, that is `right`."""
+        with self._changed:
+            start = len(self.heartbeats)
+
+            def matching() -> list[m.WorkerBeat]:
+                return [beat for beat in self.heartbeats[start:] if beat.rank == rank and right(beat)]
+
+            found = self._changed.wait_for(matching, TIMEOUT_S)
+        assert found, f"{what}: not said by rank {rank}, last {self.heartbeats[-3:]}\n{self.logs()}"
+        return matching()[0]
+
     def at(self, kind: type, **fields: Any) -> list[float]:
         """Times at which messages of this kind came."""
         return [
@@ -223,7 +236,9 @@ class Cluster:
                         if isinstance(message, m.WorkerHello):
                             rank = message.rank
                             self._welcome(rank, link)
-                        if not isinstance(message, m.WorkerBeat):
+                        if isinstance(message, m.WorkerBeat):
+                            self.heartbeats.append(message)
+                        else:
                             self.messages.append((time.monotonic(), rank, message))
                         self._handle(rank, message)
                         self._changed.notify_all()
