@@ -34,6 +34,7 @@ class Board:
         self._resumed = -1
         self._tables: dict[tuple[int, str], Table] = {}
         self._counters: dict[int, int] = {}
+        self._permits: dict[int, m.CommitAnswered] = {}
 
     @property
     def announced(self) -> int:
@@ -77,6 +78,8 @@ class Board:
                     self._tables.setdefault((message.generation, message.group), {}).update(message.items)
                 case m.CounterValue():
                     self._counters[message.request] = message.value
+                case m.CommitAnswered():
+                    self._permits[message.request] = message
                 case _:
                     return False
             self._changed.notify_all()
@@ -179,6 +182,10 @@ class Board:
         with self._changed:
             del self._counters[request]
         return value
+
+    def wait_permit(self, request: int, generation: int, timeout_s: float) -> m.CommitAnswered:
+        """The answer to a CommitAsked. Raises Superseded, WaitedTooLong."""
+        return self.wait(lambda: self._permits.pop(request, None), generation, timeout_s, "a permission to commit")
 
     def tables(self) -> Iterator[tuple[int, str, Table]]:
         """A copy of all tables: (generation, group, keys)."""

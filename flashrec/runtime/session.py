@@ -33,6 +33,8 @@ class Guard(Protocol):
 
     def leave(self, error: BaseException | None) -> bool: ...
 
+    def may_commit(self, step: int | None, timeout_s: float) -> bool: ...
+
 
 class Step(int):
     """The number of a step, and the context manager around its work. It is an int: `step % 100 == 0` works."""
@@ -90,6 +92,9 @@ class PassThrough:
             self.position += 1
         return False
 
+    def may_commit(self, step: int | None, timeout_s: float) -> bool:
+        return True
+
 
 class StepLoop:
     """Yields the steps of one training loop."""
@@ -97,6 +102,9 @@ class StepLoop:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._is_used = False
+
+    def may_commit(self, step: int | None, timeout_s: float) -> bool:
+        return self._guard.may_commit(step, timeout_s)
 
     def steps(self, num_steps: int, start: int) -> Iterator[Step]:
         if self._is_used:
