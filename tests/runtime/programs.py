@@ -134,6 +134,22 @@ def stand_still(out: str, folder: str) -> None:
                 print("page", Path(os.environ["FLASHREC_SOCKET"] + ".1.1.page").read_bytes(), file=sys.stderr)
 
 
+def committer(out: str, timeout_s: float = 60.0) -> None:
+    """Asks after each step whether its checkpoint may be put in place."""
+    start()
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.04)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = flashrec.Session(model, optimizer)
+    for step in session.steps(1_000_000):
+        with step:
+            model(torch.ones(4, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if step.is_done:
+            answer = session.may_commit(timeout_s=timeout_s)
+            print(f"step {step + 1} may commit: {answer}", file=sys.stderr, flush=True)
+
+
 def fork_a_child(out: str) -> None:
     """A data loader's worker: forked in the middle, ends with an exception and runs its exit functions."""
     start()

@@ -58,6 +58,7 @@ class Cluster:
         self.decide: Callable[[int, dict[int, Report]], Any] = commit.decide
         self.plans: list[Plan] = []
         self.auto_resume = True
+        self.permit: Callable[[m.CommitAsked], m.CommitAnswered] | None = None  # None: no answer
         self.withheld = "-"  # groups whose name begins so are not relayed
         self._reports: dict[int, Report] = {}
         self._restored: set[int] = set()
@@ -278,6 +279,8 @@ class Cluster:
                 key = (message.generation, message.group, message.key)
                 self._counters[key] = self._counters.get(key, 0) + message.amount
                 self.send(rank, m.CounterValue(rank, message.incarnation, message.request, self._counters[key]))
+            case m.CommitAsked() if self.permit is not None:
+                self.send(rank, self.permit(message))
             case events.WorkerReported():
                 self._reports[rank] = message.report
                 if self._finished:
