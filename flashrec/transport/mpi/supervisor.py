@@ -108,7 +108,8 @@ class Supervisor:
             self._process = None
             for task in (watch, last_words):
                 task.cancel()
-            await process.wait()
+            await asyncio.wait([watch, last_words])
+            await process.communicate()  # to the end of all pipes, or they outlive the loop
 
     async def _listen(self, process: asyncio.subprocess.Process) -> str | None:
         """To the end of its words. '': nothing wrong with them; None: it is of no use."""
