@@ -9,36 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+from flashrec.agent import stacks
 from flashrec.agent.exits import TaskExit, describe_status
+from flashrec.agent.life import Life, Worker
 from flashrec.agent.process import WatchedProcess
 from flashrec.core import events
 from flashrec.core.types import Assignment
-from flashrec.transport.stream import Channel
 from flashrec.wire import messages as m
 
 EXPECT_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 1.0
 STATUS_TIMEOUT_S = 0.05  # for the plugin's word, where it is known to come
-Worker = Channel[m.ToAgentFromWorker]
-
-
-class Life:
-    """One worker process from its launcher's question to its end."""
-
-    def __init__(self, launch: int, assignment: Assignment, process: WatchedProcess) -> None:
-        self.launch, self.assignment, self.process = launch, assignment, process
-        self.channel: Worker | None = None
-        self.spoken_out = asyncio.Event()
-        self.joined = False
-        self.heard_at = time.monotonic()
-        self.farewell = "none"
-        self.status: int | None = None
-        self.status_told = asyncio.Event()
-        self.kill_reason = ""
-        self.tag = m.WorkerBeat(assignment.rank, assignment.incarnation, -1, -1, -1, "init")
+LATE_S = 1.0  # our own loop was held up for so long: nobody's silence is counted for that time
+STACKS_TIMEOUT_S = 1.0  # for those of a worker that this agent is about to kill
 
 
 class Workers:
@@ -50,7 +36,7 @@ class Workers:
     ) -> None:  # fmt: skip
         self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
         self._expects_exits = expects_exits
-        self.generation = welcome.generation
+        self.generation = self._announced = welcome.generation
         self._expected: dict[tuple[int, int], Assignment] = {}
         self._expectation_changed = asyncio.Event()
         self._lives: dict[tuple[int, int], Life] = {}
@@ -58,6 +44,7 @@ class Workers:
         self._orphaned: list[Life] = []  # whose group is still to be killed
         self._closed = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._beat_at = time.monotonic()
 
     # ---- what workers say -------------------------------------------------------------------------------------
 
@@ -76,7 +63,7 @@ class Workers:
                 case _ if life is None or not self._speaks_for(life, message):
                     break  # speech before hello, a second hello, or for somebody else
                 case m.WorkerBeat():
-                    life.heard_at, life.tag = time.monotonic(), message
+                    life.hear(message, time.monotonic())
                 case _:
                     self._hear(life, message)
         if life is not None:
@@ -104,7 +91,7 @@ class Workers:
             channel.send(m.TaskRefused(f"the agent cannot watch process {channel.peer_pid}: {err.strerror}"))
             await channel.drain_and_close()
             return
-        life = Life(question.launch, assignment, process)
+        life = Life(question.launch, assignment, process, self._socket, time.monotonic())
         self._lives[assignment.rank, assignment.incarnation] = life
         self._kill_groups()
         asyncio.get_running_loop().add_reader(life.process.fileno(), self._ended, life)
@@ -144,11 +131,11 @@ class Workers:
         if life.channel is not None:
             channel.abort("this worker has joined already")
             return None
-        life.channel, life.joined, life.heard_at = channel, True, time.monotonic()
+        life.join(channel, hello.stacks_signal, time.monotonic())
         timing = self._welcome
         channel.send(
             m.WorkerWelcome(
-                self.generation, timing.world_size, self._address, timing.heartbeat_interval_s, timing.lease_s
+                self._announced, timing.world_size, self._address, timing.heartbeat_interval_s, timing.lease_s
             )
         )
         for keys in self._keys:
@@ -175,9 +162,7 @@ class Workers:
         asyncio.get_running_loop().remove_reader(life.process.fileno())
         self._orphaned.append(life)
         self._kill_groups()
-        task = asyncio.create_task(self._bury(life))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start_task(self._bury(life))
 
     def _kill_groups(self) -> None:
         """What a worker leaves behind ends with it. But the first task of a job step is still in Slurm's group, where
@@ -203,9 +188,9 @@ class Workers:
             except TimeoutError:
                 pass
         life.process.close()
-        who = (life.assignment.rank, life.assignment.incarnation)
-        self._lives.pop(who, None)
-        self._relay(events.WorkerExited(*who, life.farewell, life.joined, life.kill_reason or _describe(life)))
+        life.remove_files()
+        self._lives.pop(life.who, None)
+        self._relay(events.WorkerExited(*life.who, life.farewell, life.joined, life.kill_reason or _describe(life)))
 
     def hear_exit(self, ended: TaskExit) -> None:
         """The plugin says how a task ended; it may do so before or after we see that it has."""
@@ -248,13 +233,21 @@ class Workers:
         self._expectation_changed = asyncio.Event()
 
     def announce(self, message: m.Message) -> None:
-        """Tell every joined worker; a newer generation also drops the keys of the older one."""
-        generation = getattr(message, "generation", self.generation)
-        if isinstance(message, m.Fence) and generation > self.generation:
-            self.generation, self._keys = generation, []
+        """Tell every joined worker; a newer generation also drops the keys of the older one. One that is to begin at a
+        step boundary begins with its plan: until then the older one is in use."""
+        if isinstance(message, m.Fence):
+            self._announced = max(self._announced, message.generation)
+            if not message.at_boundary:
+                self._begin(message.generation)
+        elif isinstance(message, m.PlanPublished):
+            self._begin(message.plan.generation)
         for life in self._lives.values():
             if life.channel is not None:
                 life.channel.send(message)
+
+    def _begin(self, generation: int) -> None:
+        if generation > self.generation:
+            self.generation, self._keys = generation, []
 
     def push_keys(self, keys: m.KeysPushed) -> None:
         if keys.generation != self.generation:
@@ -264,7 +257,8 @@ class Workers:
             if life.channel is not None and life.assignment.rank in keys.members:
                 life.channel.send(keys)
 
-    def answer_counter(self, value: m.CounterValue) -> None:
+    def answer(self, value: m.CounterValue | m.CommitAnswered) -> None:
+        """To the worker that asked, if it still lives."""
         life = self._lives.get((value.rank, value.incarnation))
         if life is not None and life.channel is not None:
             life.channel.send(value)
@@ -274,20 +268,49 @@ class Workers:
     def beat(self) -> tuple[m.WorkerBeat, ...]:
         """Renew the workers' lease, judge their silence, and return their newest tags."""
         now = time.monotonic()
+        late_s = now - self._beat_at - self._welcome.heartbeat_interval_s
+        self._beat_at = now
+        tags = []
         for life in list(self._lives.values()):
-            if life.channel is None:
-                continue
-            life.channel.send(m.AgentBeat())
-            silent_s = now - life.heard_at
-            if silent_s > self._welcome.worker_silent_s:
-                self.kill(*self._who(life), f"worker silent for {silent_s:.1f} s")
-            elif silent_s > self._welcome.worker_stopped_s and life.process.is_stopped():
-                self.kill(*self._who(life), f"worker stopped (process state T) and silent for {silent_s:.1f} s")
-        return tuple(life.tag for life in self._lives.values())
+            if late_s > LATE_S:
+                life.forgive(late_s)
+            if life.channel is not None:
+                life.channel.send(m.AgentBeat())
+            tags.append(life.tag(now))
+            if life.channel is not None and not life.is_doomed:
+                self._judge_silence(life, tags[-1])
+        return tuple(tags)
 
-    @staticmethod
-    def _who(life: Life) -> tuple[int, int]:
-        return life.assignment.rank, life.assignment.incarnation
+    def _judge_silence(self, life: Life, tag: m.WorkerBeat) -> None:
+        silent_s = tag.silent_s
+        if silent_s > self._welcome.worker_stopped_s and life.is_stopped():
+            self._end(life, f"worker stopped (process state T) and silent for {silent_s:.1f} s")
+        elif silent_s > self._welcome.worker_silent_s and not tag.quiet:
+            self._end(life, f"worker silent for {silent_s:.1f} s")
+
+    def _end(self, life: Life, reason: str) -> None:
+        """Kill it, and first say where it is."""
+        life.is_doomed = True
+        self._start_task(self._show_and_kill(life, reason))
+
+    async def _show_and_kill(self, life: Life, reason: str) -> None:
+        await self._show(life, STACKS_TIMEOUT_S)
+        self.kill(*life.who, reason)
+
+    def show_stacks(self, asked: m.StacksAsked) -> None:
+        """Look what a worker is doing and tell the manager. It may be gone: then its end says so."""
+        life = self._lives.get((asked.rank, asked.incarnation))
+        if life is not None:
+            self._start_task(self._show(life, asked.timeout_s))
+
+    async def _show(self, life: Life, timeout_s: float) -> None:
+        how, text = await stacks.take(life.pid, life.stacks_signal, life.stacks_path, timeout_s)
+        self._relay(m.StacksTaken(*life.who, how, text))
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _describe(life: Life) -> str:

@@ -102,12 +102,14 @@ async def _companions(scheduler: CliScheduler, main: JobInfo) -> list[JobInfo]:
 @click.argument("job")
 @click.argument("node")
 @click.option("--reason", default="", help="For the journal.")
-def replace(job: str, node: str, reason: str) -> None:
-    """Move the ranks of NODE to a spare now, and use NODE no more in this job.
+@click.option("--now", is_flag=True, help="Do not wait for the spare and a step boundary: at most one step is redone.")
+def replace(job: str, node: str, reason: str, now: bool) -> None:
+    """Move the ranks of NODE to a spare, and use NODE no more in this job.
 
-    A planned recovery: at most one step is redone. Refused if there is no spare and no pool to ask.
+    A planned swap: the spare's workers start while training goes on, then all ranks pause at the end of a step, and no
+    step is lost. Refused if there is no spare and no pool to ask.
     """
-    _ask_manager(job, Ask("replace", node, reason))
+    _ask_manager(job, Ask("replace", node, reason, now))
 
 
 @click.command(context_settings=_HELP)

@@ -8,6 +8,9 @@ All ranks vote just before the optimizer step, after the last gradient is reduce
 
 A survivor that can do neither (torn state, or behind by more than the vote allows) becomes a target like a joiner. A
 source is valid and at T. If a shard has no such holder left, `Impossible` names the ranks: never a guess.
+
+In a planned swap the former lives of the ranks that move stand by: what they report counts as evidence, and a rank
+whose shard nobody else holds gets it from its own former life.
 """
 
 from __future__ import annotations
@@ -27,12 +30,18 @@ class Impossible(msgspec.Struct, frozen=True):
     reason: str
 
 
-def decide(generation: int, reports: Mapping[int, Report]) -> Plan | Impossible:
-    """Decide from one report per rank (joiners say valid=False). Deterministic; the order of reports has no effect."""
+def decide(
+    generation: int, reports: Mapping[int, Report], former: Mapping[int, Report] | None = None
+) -> Plan | Impossible:
+    """Decide from one report per rank (joiners say valid=False); former: those of the lives that stand by.
+
+    Deterministic; the order of reports has no effect.
+    """
     valid = {rank: report for rank, report in sorted(reports.items()) if report.valid}
-    if not valid:
+    standing_by = {rank: report for rank, report in (former or {}).items() if report.valid}
+    if not valid and not standing_by:
         return Impossible(tuple(sorted(reports)), "no rank with a valid state is left")
-    resume_step = max(max(r.v, r.passed + 1) for r in valid.values())
+    resume_step = max(max(r.v, r.passed + 1) for r in (*valid.values(), *standing_by.values()))
     ready, forward, behind = [], [], []
     for rank, report in valid.items():
         if report.v == resume_step:
@@ -43,6 +52,8 @@ def decide(generation: int, reports: Mapping[int, Report]) -> Plan | Impossible:
             behind.append(rank)
     targets = sorted([rank for rank, report in reports.items() if not report.valid] + behind)
     sources, orphans = assign_sources(targets, ready, forward, reports)
+    moved = {rank: rank for rank in orphans if rank in standing_by and standing_by[rank].v == resume_step}
+    sources, orphans = sources | moved, tuple(rank for rank in orphans if rank not in moved)
     if orphans:
         return Impossible(orphans, f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}")
     return Plan(generation, resume_step, tuple(forward), sources, _explain(resume_step, ready, forward, valid))

@@ -23,10 +23,12 @@ class ChangePhase(Effect, frozen=True):
 
 
 class AnnounceFence(Effect, frozen=True):
-    """Tell every agent (and it, its workers) that `generation` supersedes everything older."""
+    """Tell every agent (and it, its workers) that `generation` supersedes everything older. at_boundary: once all ranks
+    have agreed, in a vote, to pause at the end of their step; until then they train on."""
 
     generation: int
     reason: str
+    at_boundary: bool = False
 
 
 class KillWorkers(Effect, frozen=True):
@@ -60,6 +62,19 @@ class ReleaseNode(Effect, frozen=True):
     reason: str
 
 
+class RetireNode(Effect, frozen=True):
+    """Nothing of this job is on this node any more and nothing is to be: end its agent, start none there."""
+
+    node: str
+    reason: str
+
+
+class Tell(Effect, frozen=True):
+    """Not an action: something that the people who wait for it should know."""
+
+    text: str
+
+
 class PublishPlan(Effect, frozen=True):
     plan: Plan
 
@@ -82,6 +97,6 @@ class StopJob(Effect, frozen=True):
 
 
 AnyEffect = Union[
-    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, RequestNode, ReleaseNode, PublishPlan, AnnounceResume,
-    AnnounceComplete, StopJob,
+    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, RequestNode, ReleaseNode, RetireNode, Tell, PublishPlan,
+    AnnounceResume, AnnounceComplete, StopJob,
 ]  # fmt: skip

@@ -7,14 +7,17 @@
     PLACING    every rank has a worker that has reported        (first start: agents join, all ranks are launched)
     FORMING    every rank has formed its groups                 plan
     RESTORING  every rank holds the state of the resume step    -
-    RUNNING    something is lost                                resume
+    RUNNING    something is lost, or all pause for a swap       resume
 
 A failure in any phase raises the generation and goes back to FENCING. Before the first resume nothing is worth
-keeping, so then everybody is started anew. The table `TRANSITIONS` is checked at every move and drawn in
-docs/concepts/recovery.md. Stale speech is dropped in `_is_stale`, and only there.
+keeping, so then everybody is started anew. A planned swap (`core.swap`) goes through the same phases once all ranks
+have paused at a step boundary; until then it is RUNNING that goes on. The table `TRANSITIONS` is checked at every move
+and drawn in docs/concepts/recovery.md. Stale speech is dropped in `_is_stale`, and only there.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from flashrec.core import commit, effects, endings, events
 from flashrec.core.effects import AnyEffect
@@ -25,6 +28,7 @@ from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.membership import Members, Slot
 from flashrec.core.pool import PoolTier
 from flashrec.core.room import RoomSearch
+from flashrec.core.swap import PlannedSwap
 from flashrec.core.types import Phase, Plan
 
 _ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
@@ -36,6 +40,8 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.RESTORING: _ALWAYS | {Phase.RUNNING},
     Phase.STOPPED: frozenset(),
 }
+# Others of the same rank have no part in the training, whatever they say.
+_OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
 
 
 class Machine:
@@ -50,6 +56,8 @@ class Machine:
         self.plan: Plan | None = None
         self.exit_code: int | None = None
         self.stop_reason = ""
+        self._swap = PlannedSwap()
+        self._resumed = 0  # the generation that trains
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
         self._without_progress = 0
@@ -62,6 +70,12 @@ class Machine:
         """What was asked of the pool, and what it said."""
         return self._room.pool
 
+    @property
+    def training(self) -> int:
+        """The generation whose ranks may act. While all are to pause at a step boundary it is still the former one."""
+        acts = self.phase is Phase.RUNNING or (self._swap.pausing and self.phase is Phase.FENCING)
+        return self._resumed if acts else self.generation
+
     # ---- the whole interface ----------------------------------------------------------------------------------
 
     def handle(self, event: AnyEvent, now: float) -> list[AnyEffect]:
@@ -69,6 +83,7 @@ class Machine:
         self._out = []
         if self.phase is not Phase.STOPPED and not self._is_stale(event):
             self._apply(event, now)
+            self._go_on_with_swap(now)
         return self._out
 
     def tick(self, now: float) -> list[AnyEffect]:
@@ -76,7 +91,10 @@ class Machine:
         return self.handle(events.TimePassed(), now)
 
     def next_deadline(self) -> float | None:
-        return None if self.phase is Phase.STOPPED else self._deadline
+        if self.phase is Phase.STOPPED:
+            return None
+        swap = self._swap.deadline(self.pool) if self.phase is Phase.RUNNING else None
+        return min((deadline for deadline in (self._deadline, swap) if deadline is not None), default=None)
 
     # ---- what is stale ----------------------------------------------------------------------------------------
 
@@ -84,10 +102,8 @@ class Machine:
         """True for speech of an older generation, of a former life of a worker or node, or of an unknown rank."""
         rank = getattr(event, "rank", None)
         if rank is not None:
-            if not 0 <= rank < self.members.world_size:
-                return True
-            slot = self.members.slots[rank]
-            if not slot.is_live or event.incarnation != slot.incarnation:  # type: ignore[union-attr]
+            life = self.members.life(rank, event.incarnation)  # type: ignore[union-attr]
+            if life is None or (isinstance(event, _OF_ACTING_LIVES) and not self.members.acts(life)):
                 return True
         if isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
@@ -103,7 +119,8 @@ class Machine:
         if isinstance(event, events.NodeLeft):
             node = self.members.nodes.get(event.node)
             return node is None or node.left or node.request != event.request
-        return getattr(event, "generation", self.generation) != self.generation
+        current = self.training if isinstance(event, events.WorkerCommitted) else self.generation
+        return getattr(event, "generation", current) != current
 
     # ---- transitions ------------------------------------------------------------------------------------------
 
@@ -117,17 +134,20 @@ class Machine:
             case events.NodeCondemned():
                 self._node_lost(event, now)
             case events.NodeLeaving():
-                self.members.nodes[event.node].leaving[event.cause] = event.reason
+                node = self.members.nodes[event.node]
+                node.leaving[event.cause], node.failed_swaps = event.reason, 0
+                self._swap.told.discard(node.name)
             case events.NodeMended():
                 self._node_mended(event, now)
             case events.WorkerStarted():
-                self.members.slots[event.rank].state = "up"
+                self._life(event).state = "up"
             case events.WorkerJoined():
                 self._worker_joined(event, now)
             case events.WorkerExited():
                 self._worker_exited(event, now)
             case events.WorkerRaised():
-                self._last_words.hear(event)
+                if self.members.acts(self._life(event)):
+                    self._last_words.hear(event)
             case events.WorkerReported():
                 self._worker_reported(event, now)
             case events.WorkerFormed():
@@ -153,6 +173,9 @@ class Machine:
             case events.TimePassed():
                 if self._deadline is not None and now >= self._deadline:
                     self._timed_out(now)
+                elif self.phase is Phase.RUNNING:
+                    self._lose(self._swap.late(self.members, self.pool, self.limits, now), "not ready in time", now)
+                    self._out += self.pool.give_up(self.members, self.limits.start_timeout_s, now)
 
     def _agent_joined(self, event: events.AgentJoined, now: float) -> None:
         node = self.members.nodes.get(event.node)
@@ -188,6 +211,7 @@ class Machine:
             node.leaving.pop(event.cause, None)
         else:
             node.leaving.clear()
+        node.failed_swaps = 0
         self._search_again(f"node {node.name}: {event.reason}", now)
 
     def _node_granted(self, event: events.NodeGranted, now: float) -> None:
@@ -207,7 +231,7 @@ class Machine:
             self._search_again(reason, now)
 
     def _worker_joined(self, event: events.WorkerJoined, now: float) -> None:
-        self.members.slots[event.rank].state = "up"
+        self._life(event).state = "up"
         self._is_supervised = True
         if not self._trained and self._deadline is None:
             self._deadline = now + self.limits.launch_timeout_s
@@ -216,7 +240,11 @@ class Machine:
             self._lose(silent, f"rank {silent[0].rank} ended before it called flashrec.init()", now)
 
     def _worker_exited(self, event: events.WorkerExited, now: float) -> None:
-        slot = self.members.slots[event.rank]
+        slot = self._life(event)
+        if not self.members.acts(slot):
+            self.members.nodes[slot.node].process_failures += 1
+            self._lose([slot], f"rank {slot.rank} on node {slot.node}: {event.reason}", now)
+            return
         if slot.finished or event.farewell == "orderly" or not self._is_supervised:
             slot.state = "gone"
             if self._trained and self.phase is not Phase.RUNNING and not self.members.is_complete:
@@ -233,6 +261,7 @@ class Machine:
     def _worker_finished(self, event: events.WorkerFinished) -> None:
         was_complete = self.members.is_complete
         self.members.slots[event.rank].finished = True
+        self._drop(self.members.successors(), "all steps are done: nobody is restored any more")
         if self._trained and self.phase is not Phase.RUNNING and not was_complete:
             self._complete()  # the fence was faster than this news
 
@@ -248,19 +277,18 @@ class Machine:
         return True
 
     def _launch_failed(self, event: events.LaunchFailed, now: float) -> None:
-        slots = [
-            self.members.slots[rank]
-            for rank, incarnation in event.workers
-            if self.members.slots[rank].is_live and self.members.slots[rank].incarnation == incarnation
-        ]
+        slots = [life for who in event.workers if (life := self.members.life(*who)) is not None]
         node = self.members.nodes.get(event.node)
         if node is not None and slots:
             node.launch_failures += 1
             self._lose(slots, f"launch on node {event.node} failed: {event.reason}", now)
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> None:
-        slot = self.members.slots[event.rank]
+        slot = self._life(event)
         slot.state, slot.report = "up", event.report
+        if self._swap.pausing and self.phase is Phase.RUNNING and self.members.acts(slot):
+            self._move(Phase.FENCING, self._swap.why)
+            self._deadline = now + self.limits.launch_timeout_s  # they pause at the end of a block, however long
         self._advance(now)
 
     def _worker_restored(self, event: events.WorkerRestored, now: float) -> None:
@@ -278,10 +306,15 @@ class Machine:
         lost = [slot for slot in slots if slot.state != "unplaced"]
         if not lost:
             return  # a spare without ranks: nothing to recover
-        counts = self.phase is Phase.RUNNING or any(slot.joins for slot in lost)
         self._kill(lost, reason)
         for slot in lost:
             slot.state, slot.lost_because = "unplaced", reason
+        missed = [slot for slot in lost if not self._can_spare(slot)]
+        if not missed:
+            self._advance(now)
+            return
+        counts = self.phase is Phase.RUNNING or any(slot.joins for slot in missed)
+        self._regroup(reason)
         if self.members.is_complete:
             self._complete()
             return
@@ -296,6 +329,40 @@ class Machine:
             self._fence(reason, now, counts)
         else:
             self._start_anew(reason, now)
+
+    def _can_spare(self, lost: Slot) -> bool:
+        """Training goes on without it: a successor that does not act yet, a predecessor that is no source."""
+        slot = self.members.slots[lost.rank]
+        if lost is slot:
+            return False
+        if lost is slot.successor:
+            slot.successor = None
+            return True
+        slot.predecessor = None
+        is_source = self.plan is not None and self.plan.sources.get(slot.rank) == slot.rank
+        return not is_source or slot.restored_v is not None
+
+    def _regroup(self, reason: str) -> None:
+        """A failure: where a predecessor stands by it acts again, and a successor acts for a rank that has nobody."""
+        if self._swap.pausing:
+            self._out += self._swap.cut(self.members)
+        taken_back = [slot for slot in self.members.slots if slot.predecessor is not None]
+        self._drop(taken_back, f"the swap was cut: {reason}")
+        for slot in list(self.members.slots):
+            if slot in taken_back:
+                self.members.take_back(slot)
+            elif slot.state == "unplaced" and slot.successor is not None:
+                self._last_words.forget(slot.rank)
+                self.members.hand_over(slot)
+
+    def _drop(self, lives: list[Slot], reason: str) -> None:
+        """Lives that are not needed: kill them and forget the successors among them."""
+        self._kill(lives, reason)
+        for life in lives:
+            life.state = "unplaced"
+            slot = self.members.slots[life.rank]
+            if slot.successor is life:
+                slot.successor = None
 
     def _is_stuck(self, reason: str) -> bool:
         """Failures in a row without one new optimizer step: the next one, or a requeue, would only repeat them."""
@@ -312,27 +379,31 @@ class Machine:
         """counts: a failure of its own; not so when more survivors of the same moment are found dead."""
         if counts and self._is_stuck(reason):
             return
-        self.generation += 1
-        self.plan = None
-        self._room.forget()
-        for slot in self.members.slots:
-            slot.forget_generation()
+        self._regroup(reason)
+        self._begin_generation()
         self._move(Phase.FENCING, reason)
         self._deadline = now + self.limits.fence_timeout_s
         self._out.append(effects.AnnounceFence(self.generation, reason))
+        if not self._room.fits(self.members, self.limits):
+            self._drop(self.members.successors(), "its place is needed for a rank that was lost")
         self._launch_unplaced(reason, now)
         self._advance(now)
+
+    def _begin_generation(self) -> None:
+        self.generation += 1
+        self.plan = None
+        self._room.forget()
+        for life in self.members.lives():
+            life.forget_generation()
 
     def _start_anew(self, reason: str, now: float) -> None:
         """Nothing has been trained yet: kill everybody and start all ranks again, in a new generation."""
         if self._is_stuck(reason):
             return
         self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
-        self.generation += 1
-        self._room.forget()
+        self._begin_generation()
         for slot in self.members.slots:
             slot.state = "unplaced"
-            slot.forget_generation()
         self._move(Phase.PLACING, f"{reason}; nothing trained yet, all ranks start anew")
         self._out.append(effects.AnnounceFence(self.generation, reason))
         self._launch_unplaced(reason, now)
@@ -366,6 +437,24 @@ class Machine:
         if self._room.deadline is not None or any(slot.incarnation for slot in self.members.slots):
             self._launch_unplaced(reason, now)
 
+    # ---- planned swap -----------------------------------------------------------------------------------------
+
+    def _go_on_with_swap(self, now: float) -> None:
+        """While training goes on: start successors, and once all are ready let everybody pause at a step boundary."""
+        if self.phase is not Phase.RUNNING or self.members.is_complete or self._swap.pausing:
+            return
+        if not all(slot.is_live for slot in self.members.slots):
+            return  # a script that ends early: nobody can be restored from then on
+        self._drop(self._swap.unwanted(self.members), "its predecessor stays")
+        self._out += self._swap.seek(self.members, self.pool, self.limits, self.generation, now)
+        if not self._swap.wants_room:
+            self._out += self.pool.give_back_idle(self.members)
+        self._out += self._swap.retire(self.members)
+        if self._swap.is_ready(self.members):
+            self._swap.begin(self.members)
+            self._begin_generation()
+            self._out.append(effects.AnnounceFence(self.generation, self._swap.why, at_boundary=True))
+
     # ---- progress ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
@@ -374,9 +463,10 @@ class Machine:
         if self.members.is_complete:
             return  # whoever is left goes its own way to the end
         if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
-            self._move(Phase.PLACING, "all survivors are fenced")
+            self._move(Phase.PLACING, "all ranks have paused" if self._swap.pausing else "all survivors are fenced")
             self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
-        if self.phase is Phase.PLACING and self._trained and all(s.report and s.is_live for s in slots):
+        waits = self._swap.pausing and not all(s.report for s in self.members.successors())
+        if self.phase is Phase.PLACING and self._trained and not waits and all(s.report and s.is_live for s in slots):
             self._decide(now)
         if self.phase is Phase.FORMING and all(s.formed for s in slots):
             self._move(Phase.RESTORING, "all groups are formed")
@@ -385,14 +475,20 @@ class Machine:
             self._resume()
 
     def _decide(self, now: float) -> None:
-        verdict = commit.decide(self.generation, {s.rank: s.report for s in self.members.slots if s.report is not None})
+        moving = [slot for slot in self.members.slots if slot.successor is not None and self._swap.pausing]
+        former = {slot.rank: slot.report for slot in moving if slot.report is not None}
+        for slot in moving:
+            self.members.hand_over(slot)
+        reports = {slot.rank: slot.report for slot in self.members.slots if slot.report is not None}
+        verdict = commit.decide(self.generation, reports, former)
         if isinstance(verdict, commit.Impossible):
             if len(verdict.ranks) == self.members.world_size:
                 self._stop(*endings.nothing_left("the last state was lost", self._last_words))
                 return
             self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
             return
-        self.plan = verdict
+        taken_over = {slot.rank: self.members.slots[slot.rank].incarnation for slot in moving}
+        self.plan = verdict = msgspec.structs.replace(verdict, successors=taken_over)
         self._move(Phase.FORMING, verdict.reason)
         self._deadline = now + self.limits.form_timeout_s
         self._out.append(effects.PublishPlan(verdict))
@@ -401,13 +497,18 @@ class Machine:
         at = {slot.restored_v for slot in self.members.slots}
         self._move(Phase.RUNNING, f"all ranks are ready at step {', '.join(map(str, sorted(at, key=str)))}")
         self._deadline, self._trained, self._last_words.attempt = None, True, self.generation
+        self._resumed, self._swap.pausing = self.generation, False
+        self._kill([s.predecessor for s in self.members.slots if s.predecessor], "its successor has taken over")
+        for slot in self.members.slots:
+            slot.predecessor = None
         self._out.append(effects.AnnounceResume(self.generation))
-        self._out += self.pool.give_back_idle(self.members)
 
     def _complete(self) -> None:
         """A rank has passed the final vote, so every rank has done all steps: nobody is restored any more."""
         self._deadline = None
         self._room.forget()
+        self._regroup("all steps are done")
+        self._drop(self.members.successors(), "all steps are done: nobody is restored any more")
         self._out += self.pool.settle("all steps are done")
         joiners = [slot for slot in self.members.slots if slot.is_live and slot.joins]
         self._kill(joiners, "all steps are done: nobody is restored any more")
@@ -430,6 +531,9 @@ class Machine:
         elif self.phase is Phase.FENCING:
             mute = [s for s in slots if s.is_survivor and s.report is None]
             self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)
+        elif self._swap.pausing and self.phase is Phase.PLACING:
+            mute = [successor for successor in self.members.successors() if successor.report is None]
+            self._lose(mute, f"not heard again within {limits.launch_timeout_s:g} s of the pause", now)
         elif self.phase is Phase.PLACING or not self._trained:
             mute = [s for s in slots if s.report is None and s.restored_v is None]
             if not self._is_supervised:
@@ -450,6 +554,12 @@ class Machine:
             raise AssertionError(f"no transition {self.phase} -> {after} ({reason})")
         self._out.append(effects.ChangePhase(self.phase, after, self.generation, reason))
         self.phase = after
+
+    def _life(self, event: AnyEvent) -> Slot:
+        """Whom a worker's event speaks for; it is not stale."""
+        life = self.members.life(event.rank, event.incarnation)  # type: ignore[union-attr]
+        assert life is not None
+        return life
 
     def _kill(self, slots: list[Slot], reason: str) -> None:
         by_node: dict[str, list[tuple[int, int]]] = {}

@@ -1,7 +1,8 @@
 """Membership: the nodes of the job and the slots (ranks) on them. Plain records with the few questions asked of them.
 
-A slot is one rank; it outlives its workers. `incarnation` is the number of its current or latest worker, so anything
-that names another incarnation is stale.
+A slot is one life of a rank, and `Members.slots` holds the acting one of each. In a planned swap a rank has two: the
+acting one and a *successor*, which has built its model and waits; when the successor takes over, it becomes the acting
+one and the other stands by as its *predecessor* until the resume. Anything that names another incarnation is stale.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flashrec.core.types import Assignment, Report
 class Node(msgspec.Struct):
     """incarnation 0: no agent has joined yet. launch_failures and process_failures: since the agent joined. request:
     the pool's grant it came with (0: from the allocation). left: given back, or taken away. link_lost: why this life
-    cannot train although its agent lives. leaving: who wants it given up (cause -> reason)."""
+    cannot train although its agent lives. leaving: who wants it given up (cause -> reason). failed_swaps: in a row."""
 
     name: str
     preference: int
@@ -30,10 +31,12 @@ class Node(msgspec.Struct):
     left: bool = False
     link_lost: str = ""
     leaving: dict[str, str] = {}
+    failed_swaps: int = 0
 
 
 class Slot(msgspec.Struct):
-    """state: 'unplaced' (no worker), 'launched' (asked for), 'up' (seen), 'gone' (ended in an orderly way)."""
+    """state: 'unplaced' (no worker), 'launched' (asked for), 'up' (seen), 'gone' (ended in an orderly way). num_lives:
+    incarnations of this rank that were given out so far (kept by the acting life)."""
 
     rank: int
     node: str
@@ -46,6 +49,9 @@ class Slot(msgspec.Struct):
     formed: bool = False
     restored_v: int | None = None
     lost_because: str = ""
+    num_lives: int = 0
+    successor: Slot | None = None
+    predecessor: Slot | None = None
 
     @property
     def is_live(self) -> bool:
@@ -95,9 +101,30 @@ class Members:
         """Nodes that were granted and not given back."""
         return (node for node in self.nodes.values() if node.request and not node.left)
 
+    def lives(self) -> Iterator[Slot]:
+        """Every life of every rank: those that act, successors, and predecessors that stand by."""
+        for slot in self.slots:
+            yield slot
+            yield from (other for other in (slot.successor, slot.predecessor) if other is not None)
+
+    def life(self, rank: int, incarnation: int) -> Slot | None:
+        """The living life with this number."""
+        if not 0 <= rank < self.world_size:
+            return None
+        slot = self.slots[rank]
+        lives = (slot, slot.successor, slot.predecessor)
+        return next((life for life in lives if life and life.is_live and life.incarnation == incarnation), None)
+
+    def acts(self, life: Slot) -> bool:
+        """False: a successor or a predecessor."""
+        return self.slots[life.rank] is life
+
+    def successors(self) -> list[Slot]:
+        return [slot.successor for slot in self.slots if slot.successor is not None]
+
     def on_node(self, node: str) -> Iterator[Slot]:
-        """Slots whose current worker lives on `node`."""
-        return (slot for slot in self.slots if slot.node == node and slot.state != "unplaced")
+        """Lives whose worker is on `node`."""
+        return (life for life in self.lives() if life.node == node and life.state != "unplaced")
 
     def live(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.is_live]
@@ -110,11 +137,37 @@ class Members:
         for rank, local_rank in ranks.items():
             slot = self.slots[rank]
             slot.node, slot.local_rank, slot.state, slot.finished = node, local_rank, "launched", False
-            slot.incarnation, slot.joins = slot.incarnation + 1, joins
+            slot.num_lives += 1
+            slot.incarnation, slot.joins = slot.num_lives, joins
         return tuple(
             Assignment(rank, local_rank, self.slots[rank].incarnation, generation, joins)
             for rank, local_rank in ranks.items()
         )
+
+    def assign_successors(self, node: str, ranks: Mapping[int, int], generation: int) -> tuple[Assignment, ...]:
+        """Begin a second life of `ranks` (rank -> local rank) on `node`, beside the one that trains."""
+        tasks = []
+        for rank, local_rank in ranks.items():
+            slot = self.slots[rank]
+            slot.num_lives += 1
+            slot.successor = Slot(rank, node, local_rank, slot.num_lives, "launched", joins=True)
+            tasks.append(Assignment(rank, local_rank, slot.num_lives, generation, joins=True))
+        return tuple(tasks)
+
+    def hand_over(self, slot: Slot) -> None:
+        """The successor acts from now on; its predecessor stands by while it lives."""
+        successor = slot.successor
+        assert successor is not None
+        successor.num_lives, slot.successor = slot.num_lives, None
+        successor.predecessor = slot if slot.is_live else None
+        self.slots[slot.rank] = successor
+
+    def take_back(self, slot: Slot) -> None:
+        """The predecessor of `slot` acts again."""
+        former = slot.predecessor
+        assert former is not None
+        former.num_lives, slot.predecessor = slot.num_lives, None
+        self.slots[slot.rank] = former
 
     def rooms(self, max_in_place: int) -> list[NodeRoom]:
         """Room on every living node that can be reached by its peers. A node where processes keep failing, or launches

@@ -48,6 +48,12 @@ class RoomSearch(msgspec.Struct):
         self.deadline = None
         return placed, asked + self.pool.settle("every rank has a node")
 
+    @staticmethod
+    def fits(members: Members, limits: Limits) -> bool:
+        """Every rank without a worker has a place on a trusted node of the job, now."""
+        rooms = [room for room in members.rooms(limits.max_in_place) if room.trusted]
+        return place({slot.rank: slot.node for slot in members.unplaced()}, rooms)[1] is None
+
     def forget(self) -> None:
         """A new generation searches anew."""
         self.deadline = None

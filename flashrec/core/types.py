@@ -45,13 +45,16 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The commit decision of one generation. sources: target rank -> source rank."""
+    """The commit decision of one generation. sources: target rank -> source rank. successors: in a planned swap, rank
+    -> the incarnation that takes it over; the former life stands by until the resume, and is the source of its own
+    successor where `sources` names the rank itself."""
 
     generation: int
     resume_step: int
     roll_forward: tuple[int, ...]
     sources: dict[int, int]
     reason: str
+    successors: dict[int, int] = {}
 
 
 class Assignment(msgspec.Struct, frozen=True):

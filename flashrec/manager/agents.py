@@ -97,6 +97,10 @@ class AgentKeeper:
         self._left.add(node)
         self.exclude(node)
 
+    def recall(self, node: str) -> None:
+        """The opposite of `dismiss`: an agent is started there again, as on any node without one."""
+        self._left.discard(node)
+
     def exclude(self, node: str) -> None:
         """A node is not the job's any more: ask it no more."""
         retry = self._retries.pop(node, None)

@@ -23,8 +23,10 @@ from flashrec.core.machine import Machine
 from flashrec.core.membership import Slot
 from flashrec.core.types import Phase
 from flashrec.manager.agents import AgentKeeper
+from flashrec.manager.commits import CommitDesk
 from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
+from flashrec.manager.departures import Departures
 from flashrec.manager.fabric import Fabric, FabricError
 from flashrec.manager.health import HealthDesk
 from flashrec.manager.journal import Journal
@@ -74,7 +76,7 @@ class Manager:
         home = os.environ.get("SLURMD_NODENAME", "") if job_id is not None else ""
         self.detector = Detector(self._config.detection, home)
         self.verdicts = Verdicts(self, self.detector, self._config.detection)
-        self.rendezvous = Rendezvous(self._node_of)
+        self.rendezvous = Rendezvous(self._nodes_of)
         self.health = HealthDesk(self, self._config.health)
         self.control = ControlPlane(
             nodes,
@@ -86,11 +88,13 @@ class Manager:
             self.journal.note,
         )
         self.control.on(m.NodeHealth, self.health.hear)
+        self.control.on(m.CommitAsked, CommitDesk(self, self._config.control.lease_s / 2).hear)
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
         self.fabric: Fabric | None = None
         self._launches: Launches | None = None
         self._agents: AgentKeeper | None = None
+        self._departures: Departures | None = None
         self._companions: Companions | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -128,6 +132,7 @@ class Manager:
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
         self._agents = AgentKeeper(self, self._config, launcher, client)
+        self._departures = Departures(self, self._agents)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
@@ -231,8 +236,9 @@ class Manager:
                 if effect.after is not Phase.STOPPED:
                     say(f"{effect.before} -> {effect.after} (generation {effect.generation}): {effect.reason}")
             case fx.AnnounceFence():
-                self.rendezvous.begin(effect.generation)
-                self.control.broadcast(m.Fence(effect.generation, effect.reason))
+                if not effect.at_boundary:  # else the older generation trains on, and may need a key until the plan
+                    self.rendezvous.begin(effect.generation)
+                self.control.broadcast(m.Fence(effect.generation, effect.reason, effect.at_boundary))
             case fx.KillWorkers():
                 self.control.send(effect.node, m.KillWorkers(effect.workers, effect.reason))
             case fx.LaunchWorkers():
@@ -247,7 +253,13 @@ class Manager:
                 self._companions.request(effect)
             case fx.ReleaseNode():
                 self._give_back(effect)
+            case fx.RetireNode():
+                assert self._departures is not None
+                self._departures.retire(effect)
+            case fx.Tell():
+                say(effect.text)
             case fx.PublishPlan():
+                self.rendezvous.begin(effect.plan.generation)
                 self.control.broadcast(m.PlanPublished(effect.plan))
             case fx.AnnounceResume():
                 self.control.broadcast(m.Resume(effect.generation))
@@ -275,10 +287,11 @@ class Manager:
         self._agents.include(node)
 
     def _give_back(self, effect: fx.ReleaseNode) -> None:
-        assert self._companions is not None and self._agents is not None
+        assert self._companions is not None and self._agents is not None and self._departures is not None
         if effect.node:
             say(f"node {effect.node} goes back to the pool: {effect.reason}")
             self._agents.exclude(effect.node)
+            self._departures.forget(effect.node)
             self.abandon(effect.node)
             self.control.exclude(effect.node, effect.reason)
             self.health.forget(effect.node)
@@ -304,18 +317,25 @@ class Manager:
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         self.verdicts.slurm_said(node, states)
+        if self._departures is not None:
+            self._departures.slurm_said(node, states)
 
     # ---- what the user asks while the job runs ----------------------------------------------------------------
 
-    def replace_node(self, node: str, reason: str) -> str:
-        """Take the ranks off this node for good, if there is another place for them; '' or why not."""
+    def replace_node(self, node: str, reason: str, now: bool) -> str:
+        """Take the ranks off this node for good, if there is another place for them, at a step boundary or `now`; ''
+        or why not."""
         if self.machine.phase is Phase.STOPPED:
             return "the job is over"
         if self.detector.state_of(node) not in ("alive", "suspect"):
             return f"node {node} runs nothing of this job (flashrec status)"
         if not has_room_without(node, self.machine):
             return f"no spare is free for the ranks of node {node}, and there is no pool to ask"
-        self._dismiss(node, reason)
+        if now:
+            self._dismiss(node, reason)
+        else:
+            assert self._departures is not None
+            self._departures.ask(node, reason)
         return ""
 
     def drop_node(self, node: str, reason: str) -> str:
@@ -341,11 +361,15 @@ class Manager:
 
     def _slot_of(self, rank: int, incarnation: int) -> Slot | None:
         slot = self.machine.members.slots[rank]
-        return slot if slot.incarnation == incarnation and slot.state != "unplaced" else None
+        if slot.incarnation == incarnation and slot.state == "gone":
+            return slot
+        return self.machine.members.life(rank, incarnation)
 
-    def _node_of(self, rank: int) -> str | None:
+    def _nodes_of(self, rank: int) -> tuple[str, ...]:
+        """Where the lives of a rank that take part in a plan are: its worker, and a predecessor that stands by."""
         slots = self.machine.members.slots
-        return slots[rank].node if 0 <= rank < len(slots) and slots[rank].is_live else None
+        lives = (slots[rank], slots[rank].predecessor) if 0 <= rank < len(slots) else ()
+        return tuple(life.node for life in lives if life is not None and life.is_live)
 
     def _welcome(self, incarnation: int) -> m.AgentWelcome:
         detection = self._config.detection

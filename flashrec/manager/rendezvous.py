@@ -11,10 +11,10 @@ from flashrec.wire import messages as m
 
 
 class Rendezvous:
-    """node_of tells on which node a rank lives now (None: nowhere)."""
+    """nodes_of tells on which nodes a rank has workers that take part: none, one, or in a planned swap two."""
 
-    def __init__(self, node_of: Callable[[int], str | None]) -> None:
-        self._node_of = node_of
+    def __init__(self, nodes_of: Callable[[int], tuple[str, ...]]) -> None:
+        self._nodes_of = nodes_of
         self._generation = 0
         self._counters: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, tuple[int, ...]], dict[str, bytes]] = {}
@@ -30,6 +30,8 @@ class Rendezvous:
             return False
         first = not self._pending
         members = tuple(rank for rank in key.members if rank != key.rank)
+        if key.members == (key.rank, key.rank):  # from one life of a rank to the other
+            members = (key.rank,)
         self._pending.setdefault((key.group, members), {})[key.key] = key.value
         return first
 
@@ -39,8 +41,7 @@ class Rendezvous:
         for (group, members), items in self._pending.items():
             by_node: dict[str, list[int]] = {}
             for rank in members:
-                node = self._node_of(rank)
-                if node is not None:
+                for node in self._nodes_of(rank):
                     by_node.setdefault(node, []).append(rank)
             for node, ranks in by_node.items():
                 out.append((node, m.KeysPushed(self._generation, group, items, tuple(ranks))))

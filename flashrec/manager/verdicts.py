@@ -111,6 +111,19 @@ class Verdicts:
         self._job.control.bar(node, reason)
         self.judge(self._detector.condemn(node, reason))
 
+    def retire(self, node: str, reason: str) -> None:
+        """Nothing of the job is to be on this node any more: its agent ends in good order, no other one is admitted."""
+        self._dismissed[node] = reason
+        self._job.control.bar(node, reason)
+        for verdict in self._detector.left(node):
+            self._job.journal.verdict(f"node {node}", verdict.state, reason, self._job.machine.generation)
+        self._job.control.send(node, m.Stop(f"node {node} is not used any more: {reason}"))
+
+    def recall(self, node: str) -> None:
+        """What `retire` was for is over."""
+        if self._dismissed.pop(node, ""):
+            self._job.control.bar(node, "")
+
     def report_faulty(self, node: str, reason: str) -> str:
         """For root to drain; '' or why that could not be told."""
         said = report_faulty(self._job.job_id, node, reason, os.environ)

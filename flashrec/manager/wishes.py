@@ -1,6 +1,7 @@
 """What the job's user asks of a running manager: `JOBDIR/requests/`, a folder that only the user can write to.
 
-    ID.ask      {"verb": "replace" | "drain" | "drop", "node": NODE, "reason": TEXT}, by `flashrec VERB`; appears whole
+    ID.ask      {"verb": "replace" | "drain" | "drop", "node": NODE, "reason": TEXT, "now": BOOL}, by `flashrec VERB`;
+                appears whole. now: do not wait for a step boundary
     ID.answer   {"is_done": BOOL, "said": TEXT}, by the manager; then ID.ask is gone
 
 Who may ask is decided by the file system: the folder has mode 0700, and only a plain small file of our own user is
@@ -32,6 +33,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verb: Literal["replace", "drain", "drop"]
     node: str
     reason: str = ""
+    now: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -44,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Job(Protocol):
     """The manager, as far as wishes go. Each returns '' if done, or why not."""
 
-    def replace_node(self, node: str, reason: str) -> str: ...
+    def replace_node(self, node: str, reason: str, now: bool) -> str: ...
 
     def report_faulty(self, node: str, reason: str) -> str: ...
 
@@ -117,21 +119,22 @@ class Wishes:
         if ask.verb == "drop":
             objection = self._job.drop_node(ask.node, reason)
             return Answer(not objection, objection or f"node {ask.node} is not used by this job any more")
-        objection = self._job.replace_node(ask.node, reason)
+        objection = self._job.replace_node(ask.node, reason, ask.now)
         if objection:
             return Answer(False, objection)
+        done = f"node {ask.node} {'is being replaced' if ask.now else 'leaves at a step boundary'}"
         if ask.verb == "replace":
-            return Answer(True, f"node {ask.node} is being replaced")
+            return Answer(True, done)
         problem = self._job.report_faulty(ask.node, ask.reason or "drain asked for")
         said = problem or "reported; the site's epilog drains it when the job has ended, if the site allows it"
-        return Answer(not problem, f"node {ask.node} is being replaced; {said}")
+        return Answer(not problem, f"{done}; {said}")
 
 
 def has_room_without(node: str, machine: Machine) -> bool:
-    """Another living node has room for the ranks of this one, or the job may still ask a pool."""
+    """Another trusted node has room for the ranks of this one, or the job may still ask a pool."""
     needed = sum(1 for _ in machine.members.on_node(node))
     rooms = machine.members.rooms(machine.limits.max_in_place)
-    free = sum(len(room.free_local_ranks) for room in rooms if room.name != node)
+    free = sum(len(room.free_local_ranks) for room in rooms if room.trusted and room.name != node)
     return free >= needed or machine.pool.num_granted < machine.pool.limits.max_swaps
 
 

@@ -317,17 +317,20 @@ class KillWorkers(Message, frozen=True):
 
 
 class StacksAsked(Message, frozen=True):
-    """Look what this worker is doing; answered by StacksTaken."""
+    """Look what this worker is doing; answered by StacksTaken within `timeout_s`."""
 
     rank: int
     incarnation: int
+    timeout_s: float
 
 
 class Fence(Message, frozen=True):
-    """Generation `generation` supersedes everything older: leave collectives at once, then report."""
+    """Generation `generation` supersedes everything older: leave collectives at once, then report. at_boundary: train
+    on, and ask in the next vote that everybody pauses at the end of that step; then report."""
 
     generation: int
     reason: str
+    at_boundary: bool = False
 
 
 class PlanPublished(Message, frozen=True):

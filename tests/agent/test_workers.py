@@ -15,7 +15,7 @@ from flashrec.agent import workers as module
 from flashrec.agent.launch import EXIT_REFUSED
 from flashrec.agent.process import WatchedProcess, state_of
 from flashrec.core import events as e
-from flashrec.core.types import Raised, Report
+from flashrec.core.types import Plan, Raised, Report
 from flashrec.wire import messages as m
 from tests.agent.support import is_running, node, play, task, until
 
@@ -248,6 +248,24 @@ def test_a_newer_generation_forgets_the_keys_of_the_older() -> None:
             _, messages, _ = await joined(it)
             it.workers.announce(m.Resume(3))
             assert await anext(messages) == m.Resume(3)
+
+    play(scene)
+
+
+def test_a_generation_that_begins_at_a_step_boundary_takes_over_with_its_plan() -> None:
+    async def scene() -> None:
+        async with node() as it:
+            it.workers.announce(m.Fence(2, "n1 leaves", at_boundary=True))
+            it.workers.push_keys(m.KeysPushed(1, "late", {"a": b"1"}, (0,)))
+            await it.started(task(0))
+            _, messages, welcome = await joined(it)
+            assert welcome.generation == 2, "a joiner is to report for the newest"
+            assert await anext(messages) == m.KeysPushed(1, "late", {"a": b"1"}, (0,)), "the older one is in use"
+            plan = m.PlanPublished(Plan(2, 5, (), {}, "all paused"))
+            it.workers.announce(plan)
+            it.workers.push_keys(m.KeysPushed(1, "late", {"b": b"2"}, (0,)))
+            it.workers.push_keys(m.KeysPushed(2, "world", {"c": b"3"}, (0,)))
+            assert [await anext(messages), await anext(messages)] == [plan, m.KeysPushed(2, "world", {"c": b"3"}, (0,))]
 
     play(scene)
 

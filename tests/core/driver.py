@@ -37,8 +37,8 @@ def show(effect: fx.AnyEffect) -> str:
     match effect:
         case fx.ChangePhase(before, after, generation, reason):
             return f"{before} -> {after}  g{generation}: {reason}"
-        case fx.AnnounceFence(generation, reason):
-            return f"fence g{generation}: {reason}"
+        case fx.AnnounceFence(generation, reason, at_boundary):
+            return f"fence g{generation}{' at a step boundary' if at_boundary else ''}: {reason}"
         case fx.KillWorkers(node, workers, reason):
             return f"kill on {node}: {' '.join(f'{r}.{i}' for r, i in workers)} ({reason})"
         case fx.LaunchWorkers(placement, _):
@@ -48,10 +48,15 @@ def show(effect: fx.AnyEffect) -> str:
             return f"request {request}{''.join(f', not {node}' for node in avoid)} ({reason})"
         case fx.ReleaseNode(request, node, reason):
             return f"release {request} {node or '(withdrawn)'} ({reason})"
+        case fx.RetireNode(node, reason):
+            return f"retire {node} ({reason})"
+        case fx.Tell(text):
+            return f"tell: {text}"
         case fx.PublishPlan(plan):
             sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
             forward = " ".join(map(str, plan.roll_forward)) or "-"
-            return f"plan g{plan.generation}: resume at {plan.resume_step}, forward {forward}, restore {sources}"
+            moved = "".join(f", {rank}.{life} takes over" for rank, life in plan.successors.items())
+            return f"plan g{plan.generation}: resume at {plan.resume_step}, forward {forward}, restore {sources}{moved}"
         case fx.AnnounceResume(generation):
             return f"resume g{generation}"
         case fx.AnnounceComplete(generation):

@@ -29,7 +29,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.detector = Detector(Timing())
-        self.rendezvous = Rendezvous({0: "n1", 1: "n2"}.get)
+        self.rendezvous = Rendezvous({0: ("n1",), 1: ("n2",)}.__getitem__)
         self.rendezvous.begin(1)
         self.events: list[e.AnyEvent] = []
         self.verdicts: list[Verdict] = []

@@ -17,7 +17,6 @@ from flashrec.core.effects import AnyEffect, ReleaseNode, RequestNode
 from flashrec.core.events import AnyEvent
 from flashrec.core.limits import PoolLimits
 from flashrec.core.machine import Machine
-from flashrec.core.pool import PoolTier
 from flashrec.manager.app import Manager
 from flashrec.manager.request import Request, Shape
 from tests.manager.test_whole_manager import SETTINGS, WORKER, Job, play
@@ -70,7 +69,7 @@ class PoolJob(Job):
         request = Request((*WORKER, str(folder)), (), None, None, 1, load_config(None, settings), 2)
         (folder / "job").mkdir()
         self.manager = Manager(request, Shape(2, 1, 0), ("local0", "local1"), folder / "job", "127.0.0.1", None)
-        self.machine.pool = PoolTier(LIMITS)
+        self.machine.pool.limits = LIMITS
         self.pool = self.manager._companions = Pool(self.manager, list(pool))  # type: ignore[assignment]
         self.task = asyncio.create_task(self.manager.run())
 

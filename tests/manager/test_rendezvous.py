@@ -5,11 +5,11 @@ from __future__ import annotations
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.wire import messages as m
 
-NODES = {0: "n0", 1: "n0", 2: "n1", 3: None}
+NODES = {0: ("n0",), 1: ("n0",), 2: ("n1",), 3: (), 4: ("n1", "n2")}
 
 
 def made(generation: int = 1) -> Rendezvous:
-    rendezvous = Rendezvous(NODES.get)
+    rendezvous = Rendezvous(NODES.__getitem__)
     rendezvous.begin(generation)
     return rendezvous
 
@@ -32,6 +32,17 @@ def test_one_message_for_a_node_and_the_poster_gets_none() -> None:
     ]
     assert rendezvous.flush() == []
     assert rendezvous.post(key("c"))
+
+
+def test_both_lives_of_a_rank_that_moves_get_keys() -> None:
+    rendezvous = made()
+    rendezvous.post(key("a", rank=0, members=(0, 4)))
+    assert [node for node, _ in rendezvous.flush()] == ["n1", "n2"]
+    rendezvous.post(key("address", rank=4, members=(4, 4)))
+    to = m.KeysPushed(1, "world", {"address": b"v"}, (4,))
+    assert rendezvous.flush() == [("n1", to), ("n2", to)], "from one life to the other"
+    rendezvous.post(key("a", rank=4, members=(4,)))
+    assert rendezvous.flush() == [], "a group of one rank"
 
 
 def test_whoever_lives_nowhere_gets_nothing() -> None:

@@ -28,8 +28,8 @@ class Job:
     def __init__(self, objection: str = "", problem: str = "") -> None:
         self.objection, self.problem, self.calls = objection, problem, []  # type: ignore[var-annotated]
 
-    def replace_node(self, node: str, reason: str) -> str:
-        self.calls.append(("replace", node, reason))
+    def replace_node(self, node: str, reason: str, now: bool) -> str:
+        self.calls.append(("replace now" if now else "replace", node, reason))
         return self.objection
 
     def report_faulty(self, node: str, reason: str) -> str:
@@ -59,8 +59,15 @@ def served(job: Job, job_dir: Path, question: Callable[[], object]) -> object:
 def test_replace_is_done_and_answered(tmp_path: Path) -> None:
     job = Job()
     answer = served(job, tmp_path, lambda: ask(tmp_path, Ask("replace", "n1", "slow"), 10))
-    assert answer == Answer(True, "node n1 is being replaced")
+    assert answer == Answer(True, "node n1 leaves at a step boundary")
     assert job.calls == [("replace", "n1", "replace asked for: slow")]
+
+
+def test_replace_now_does_not_wait_for_a_boundary(tmp_path: Path) -> None:
+    job = Job()
+    answer = served(job, tmp_path, lambda: ask(tmp_path, Ask("replace", "n1", now=True), 10))
+    assert answer == Answer(True, "node n1 is being replaced")
+    assert job.calls == [("replace now", "n1", "replace asked for")]
     assert not list((tmp_path / "requests").iterdir())
 
 
@@ -100,7 +107,7 @@ def test_drain_replaces_and_reports(tmp_path: Path) -> None:
 
 def test_what_could_not_be_reported_is_said(tmp_path: Path) -> None:
     answer = served(Job(problem="not reported: no place"), tmp_path, lambda: ask(tmp_path, Ask("drain", "n1", "x"), 10))
-    assert answer == Answer(False, "node n1 is being replaced; not reported: no place")
+    assert answer == Answer(False, "node n1 leaves at a step boundary; not reported: no place")
 
 
 def test_an_objection_is_answered_and_nothing_is_reported(tmp_path: Path) -> None:
@@ -161,7 +168,7 @@ def test_a_folder_that_was_put_in_its_place_is_not_used(tmp_path: Path) -> None:
 
     mine.write_text("mine")
     requests.mkdir(mode=0o750)
-    assert served(Job(), tmp_path, exchange) == Answer(True, "node n1 is being replaced")
+    assert served(Job(), tmp_path, exchange) == Answer(True, "node n1 leaves at a step boundary")
     assert mine.read_text() == "mine" and (requests / f"{ID}.ask").exists()
 
 
@@ -218,6 +225,12 @@ def test_room_is_a_spare_or_a_pool_that_may_be_asked() -> None:
 def test_a_free_place_on_the_node_itself_is_no_room() -> None:
     made = machine(nodes=2, active=2)
     made.members.slots[1].state = "unplaced"
+    assert not has_room_without("n0", made)
+
+
+def test_a_spare_that_is_to_leave_is_no_room() -> None:
+    made = machine(nodes=3, active=2)
+    made.handle(e.NodeLeaving("n2", "sick", "health"), 2.0)
     assert not has_room_without("n0", made)
 
 
