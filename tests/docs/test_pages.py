@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from flashrec.config.schema import Config
-from flashrec.core import machine
+from flashrec.core import detection, machine
 from flashrec.core.types import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +55,22 @@ def test_every_setting_is_on_the_page_with_its_default() -> None:
             assert rows[key].strip() == str(default).lower(), key
         elif isinstance(default, int | float) and default is not None:
             assert float(rows[key]) == float(default), key
+
+
+def test_every_threshold_of_detection_is_on_its_page_with_its_default() -> None:
+    page = (ROOT / "docs/reference/detection.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| ([0-9.]+)", page, re.MULTILINE))
+    keys = _keys(Config)
+    assert {key for key in keys if key.startswith("detection.")} <= set(rows)
+    for key, default in rows.items():
+        assert float(default) == keys[key], key
+
+
+def test_the_states_that_are_drawn_are_those_of_the_detector() -> None:
+    drawn = set(re.findall(r"^    (\w+) --> (\w+)", (ROOT / "docs/concepts/detection.md").read_text(), re.MULTILINE))
+    states = re.findall(r"^    (\w+)  +\w.*  ", detection.__doc__ or "", re.MULTILINE)[1:]
+    assert {state for pair in drawn for state in pair} == set(states)
+    assert not [pair for pair in drawn if pair[0] in ("dead", "left")], "nothing leads out of them"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
