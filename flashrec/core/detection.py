@@ -27,6 +27,7 @@ from flashrec.core.lives import CONTROL, FABRIC, Judgement, Life, Note, Path, Ve
 from flashrec.core.probing import FAILED, REACHED, Probe, Round, choose
 
 BLAMERS = 2  # nodes whose workers blame a node before that counts
+FEW_ROUNDS, MAX_RARELY = 3, 30  # MPI may be of no use on a node for hours: then others look there more and more rarely
 
 
 def lost_states(states: frozenset[str]) -> frozenset[str]:
@@ -207,7 +208,8 @@ class Detector:
             if concluded:
                 path.concluded = concluded
                 path.witnesses = path.round.reached_by() if concluded == REACHED else path.round.failed_by()
-            if now - path.round.asked_at < self._timing.probe_interval_s:
+            rarely = 2 ** max(0, path.num_rounds - FEW_ROUNDS) if name == FABRIC else 1
+            if now - path.round.asked_at < min(rarely, MAX_RARELY) * self._timing.probe_interval_s:
                 return
         self._num_rounds += 1
         path.num_rounds += 1
