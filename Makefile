@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean
+.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean bench-detection bench-false-positives
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -35,6 +35,8 @@ help:
 	@echo "  make format       let ruff and clang-format rewrite our files"
 	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
 	@echo "  make install-system   the missing system packages, through apt-get"
+	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
+	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
 	@echo "  make clean        remove what was built, the virtual environment too"
 	@echo
 	@echo "Variables: VENV=$(VENV) PYTHON=(found) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) NODE= PYTEST="
@@ -87,6 +89,15 @@ test-slurm:
 
 demo: install-system venv
 	$(SUDO) $(VENV)/bin/python examples/demo/demo.py $(if $(NODE),--node $(NODE))
+
+# ARGS: more arguments; ARGS=--help shows them. Results: benchmarks/results/.
+ARGS ?=
+bench-detection: install-system venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(SUDO) $(VENV)/bin/python -m benchmarks.detection $(ARGS)
+
+bench-false-positives: install-system venv
+	$(SUDO) $(VENV)/bin/python -m benchmarks.detection.quiet $(ARGS)
 
 clean:
 	rm -rf $(VENV) build slurm_plugin/build .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
