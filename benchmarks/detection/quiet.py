@@ -106,8 +106,8 @@ def watch(cluster: DevCluster, job: BenchJob, options: argparse.Namespace) -> di
             heard = reading.alarms(job.tail.read(), began)
             say(
                 f"  {(said_at - began) / 60:5.1f} min: step {job.status()['step']}, CPUs {busiest[-1]:.0%} busy,"
-                f" a connection takes {statistics.median(trips):.3f} s (median), agents stopped {stops} times; {heard.suspected}"
-                f" suspected, {heard.refuted} refuted, {len(heard.false_verdicts)} verdicts"
+                f" a connection takes {statistics.median(trips):.3f} s (median), agents stopped {stops} times;"
+                f" {heard.suspected} suspected, {heard.refuted} refuted, {len(heard.false_verdicts)} verdicts"
             )
     heard = reading.alarms(job.tail.read(), began)
     return {
