@@ -36,9 +36,8 @@ class Round:
         return [(by, node) for by, reference in self.asked.items() for node in (self.node, reference) if node]
 
     def hear(self, by: str, node: str, reached: bool | None) -> None:
-        """An answer. reached None: `by` could not look."""
-        if (by, node) in self.looks():
-            self._said.setdefault((by, node), reached)
+        """An answer; the first one stays. reached None: `by` could not look."""
+        self._said.setdefault((by, node), reached)
 
     def reached_by(self) -> tuple[str, ...]:
         """Probers that have reached the node."""

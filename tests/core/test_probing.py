@@ -227,6 +227,9 @@ def test_a_failure_counts_only_with_a_reference() -> None:
     assert conclude(*failed, ("a", "b", None), ("b", "a", True)) == "failed"
     assert conclude(*failed, ("a", "b", True)) == "", "b may still say more"
     assert conclude(*failed, ("a", "b", True), fit=("a",)) == "failed"
+    unable = [("a", "x", False), ("a", "b", True), ("b", "x", None), ("b", "a", None)]
+    assert conclude(*unable) == "failed"
+    assert conclude(*unable, fit=("b",)) == "", "a is doubtful itself"
     assert conclude(("a", "x", True)) == "reached"
     assert conclude(("a", "x", False), ("a", "x", True)) == "", "the first answer stays"
 
