@@ -210,6 +210,8 @@ class Agent:
             case m.KillWorkers():
                 for rank, incarnation in message.workers:
                     workers.kill(rank, incarnation, message.reason)
+            case m.StacksAsked():
+                workers.show_stacks(message)
             case m.KeysPushed():
                 workers.push_keys(message)
             case m.CounterValue() | m.CommitAnswered():

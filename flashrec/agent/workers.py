@@ -273,7 +273,7 @@ class Workers:
         tags = []
         for life in list(self._lives.values()):
             if late_s > LATE_S:
-                life.forgive(late_s)
+                life.forgive(late_s, now)
             if life.channel is not None:
                 life.channel.send(m.AgentBeat())
             tags.append(life.tag(now))

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from flashrec.agent import workers as module
@@ -16,6 +18,8 @@ from flashrec.agent.launch import EXIT_REFUSED
 from flashrec.agent.process import WatchedProcess, state_of
 from flashrec.core import events as e
 from flashrec.core.types import Plan, Raised, Report
+from flashrec.transport.page import Page
+from flashrec.transport.paths import page_path
 from flashrec.wire import messages as m
 from tests.agent.support import is_running, node, play, task, until
 
@@ -375,13 +379,94 @@ def test_a_silent_worker_is_killed_with_a_reason_and_one_that_beats_is_not() -> 
             for life in it.workers._lives.values():
                 life.heard_at -= 6.0
             loud.send(m.WorkerBeat(1, 1, 7, 6, 6, "step"))
-            await until(lambda: it.workers._lives[1, 1].tag.v == 7)
+            await until(lambda: it.workers._lives[1, 1].tag(0.0).v == 7)
+            it.workers._beat_at = time.monotonic()
             tags = it.workers.beat()
             assert {tag.rank: tag.v for tag in tags} == {0: -1, 1: 7}
             await until(lambda: it.of(e.WorkerExited))
             (end,) = it.of(e.WorkerExited)
             assert end.rank == 0 and "worker silent for 6." in end.reason
+            assert [shown.rank for shown in it.of(m.StacksTaken)] == [0]
+            assert it.relayed.index(it.of(m.StacksTaken)[0]) < it.relayed.index(end), "where it was is said first"
             assert await anext(silent) == m.AgentBeat(), "its lease was renewed until then"
+
+    play(scene)
+
+
+def test_a_silent_worker_that_is_quiet_is_left_alone() -> None:
+    """It holds the interpreter's lock while it writes a checkpoint; the page says so."""
+
+    async def scene() -> None:
+        async with node(worker_silent_s=5.0) as it:
+            await it.started(task(0))
+            _kept = await joined(it)
+            shared = Page(page_path(it.socket, 0, 1))
+            shared.write("idle", "checkpoint")
+            it.workers.beat()
+            it.workers._lives[0, 1].heard_at -= 6.0
+            (tag,) = it.workers.beat()
+            assert (tag.where, tag.quiet, tag.process) == ("idle", "checkpoint", state_of(os.getpid()))
+            assert tag.silent_s >= 6.0
+            assert not it.workers._lives[0, 1].is_doomed
+            shared.write("idle", "")
+            it.workers.beat()
+            assert it.workers._lives[0, 1].is_doomed
+            await until(lambda: it.of(e.WorkerExited))
+            assert not page_path(it.socket, 0, 1).exists(), "its files go with it"
+
+    play(scene)
+
+
+def test_how_long_a_worker_stands_still_is_told_on_our_clock() -> None:
+    async def scene() -> None:
+        async with node() as it:
+            await it.started(task(0))
+            channel, _messages, _ = await joined(it)
+            life = it.workers._lives[0, 1]
+            said = m.WorkerBeat(0, 1, 7, 6, 6, "step", "", False, {"0": 4})
+            for beat, stands in (
+                (said, False), (said, True), (msgspec.structs.replace(said, waiting=True), True),
+                (msgspec.structs.replace(said, collectives={"0": 5}), False),
+            ):  # fmt: skip
+                life.changed_at, life.heard_at, heard = 0.0, -1.0, beat
+                channel.send(heard)
+                await until(lambda: life.heard_at > 0)
+                assert (life.changed_at == 0.0) == stands, heard
+            told = life.tag(life.heard_at + 0.5)
+            assert told.silent_s == pytest.approx(0.5) and told.still_s == pytest.approx(0.5, abs=0.2)
+
+    play(scene)
+
+
+def test_time_in_which_we_did_not_listen_is_held_against_nobody() -> None:
+    """The agent itself was stopped: `scontrol suspend`, a paused virtual machine."""
+
+    async def scene() -> None:
+        async with node(worker_silent_s=5.0) as it:
+            await it.started(task(0))
+            _kept = await joined(it)
+            life = it.workers._lives[0, 1]
+            it.workers.beat()
+            for clock in (life, it.workers):
+                for name in ("heard_at", "changed_at", "_beat_at"):
+                    if hasattr(clock, name):
+                        setattr(clock, name, getattr(clock, name) - 60.0)
+            (tag,) = it.workers.beat()
+            assert tag.silent_s < 5.0 and tag.still_s < 5.0 and not life.is_doomed
+
+    play(scene)
+
+
+def test_stacks_are_shown_when_asked_for() -> None:
+    async def scene() -> None:
+        async with node() as it:
+            await it.started(task(0))
+            it.workers.show_stacks(m.StacksAsked(0, 2, 1.0))
+            it.workers.show_stacks(m.StacksAsked(0, 1, 5.0))
+            await until(lambda: it.of(m.StacksTaken))
+            (shown,) = it.of(m.StacksTaken)
+            assert (shown.rank, shown.incarnation, shown.how) == (0, 1, "/proc"), "`sleep` is no Python"
+            assert "state: S" in shown.text and "py-spy" in shown.text
 
     play(scene)
 
