@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +83,8 @@ class CommandError(Exception):
 def command_output(argv: list[str], timeout_s: float, env: dict[str, str] | None = None) -> str:
     """Standard output of a command that ended with 0. Raises CommandError. A command that cannot be killed hangs the
     check; that is what the runner is for."""
+    import subprocess  # most checks run no command, and start faster without
+
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=env

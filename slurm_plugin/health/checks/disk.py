@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 
 from _checklib import Findings, main, parser_of
 
@@ -43,8 +42,8 @@ def look_at(path: str, args: argparse.Namespace, found: Findings) -> None:
 
 def write_and_read(folder: str) -> None:
     """Raises OSError. A new file that nobody else can have put there, so root may do it in /tmp as well."""
-    name = os.path.join(folder, f".flashrec-health-{secrets.token_hex(8)}")
-    wanted = secrets.token_bytes(4096)
+    name = os.path.join(folder, f".flashrec-health-{os.urandom(8).hex()}")
+    wanted = os.urandom(4096)
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, wanted)
