@@ -101,6 +101,15 @@ def test_all_silent_at_once_is_our_own_watch() -> None:
     assert "nobody is heard: more likely our own watch, no link is judged" in note.text
 
 
+def test_nobody_who_is_heard_is_our_own_watch_too() -> None:
+    """Two nodes: not many, but all."""
+    world = World("n1", "n2", fabric=True)
+    world.silence("n1", "n2", paths=(FABRIC,))
+    world.run(10.0)
+    assert world.said == [] and world.probes == []
+    assert [note.node for _, note in world.notes] == [""]
+
+
 def test_many_silent_at_once_are_doubted_while_it_lasts_and_it_is_said_once_each_time() -> None:
     world = cut("n1", "n2", "n3").run(20.0)
     assert world.said == [] and len(world.notes) == 1
