@@ -156,6 +156,15 @@ def test_a_link_is_no_matter_for_a_node_that_was_never_heard_there() -> None:
     assert world.said == [] and world.notes == [] and world.probes == []
 
 
+def test_a_link_is_judged_only_while_the_control_path_answers() -> None:
+    """Others reach the node on the control network, we do not: it cannot be told to kill its workers."""
+    world = cut("n3")
+    world.silence("n3")
+    world.run(10.0)
+    assert [(v.state, v.kind) for _, v in world.said] == [("suspect", "lost"), ("dead", "lost")]
+    assert world.states("n3")[-1][0] == 7.0
+
+
 def test_a_node_with_a_lost_link_can_die() -> None:
     world = cut("n3").run(5.0)
     world.silence("n3")
