@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from flashrec.core.health import HealthRules
-from flashrec.core.limits import Count, Limits, PoolLimits, Positive, Seconds, Timing
+from flashrec.core.limits import Count, HangLimits, Limits, PoolLimits, Positive, Seconds, Timing
 
 DEFAULT_POOL = "flashspare"
 _NO_LIMIT = 10**6
@@ -128,6 +128,15 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"fabric.interface: {word} is no IPv4 network: {err}") from err
 
 
+class Hangs(HangLimits, frozen=True, forbid_unknown_fields=True):
+    """Workers that stand still while the others wait. kill False: they are reported, with their stacks, and left."""
+
+    enabled: bool = True
+    kill: bool = True
+    tick_interval_s: Seconds = 0.25
+    stacks_timeout_s: Seconds = 2.0
+
+
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of the workers' output is copied into the job's output (files per rank always get all of it)."""
 
@@ -145,6 +154,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control: Control = Control()
     health: Health = Health()
     fabric: Fabric = Fabric()
+    hangs: Hangs = Hangs()
     output: Output = Output()
 
     def __post_init__(self) -> None:

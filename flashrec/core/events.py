@@ -139,6 +139,12 @@ class WorkerFinished(Event, frozen=True):
     v: int
 
 
+class TrainingStalled(Event, frozen=True):
+    """All ranks wait in the same collective: nobody is lost and nobody is to blame, but it will not end."""
+
+    reason: str
+
+
 class LaunchFailed(Event, frozen=True):
     """A job step could not start these workers: (rank, incarnation) pairs on one node."""
 
@@ -181,6 +187,6 @@ class TimePassed(Event, frozen=True):
 
 AnyEvent = Union[
     JobStarted, AgentJoined, NodeCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined, WorkerExited,
-    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, LaunchFailed,
-    NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
+    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, TrainingStalled,
+    LaunchFailed, NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
 ]  # fmt: skip

@@ -159,6 +159,9 @@ class Machine:
                 self._without_progress = 0
             case events.WorkerFinished():
                 self._worker_finished(event)
+            case events.TrainingStalled():
+                if self.phase is Phase.RUNNING and self._trained and not self.members.is_complete:
+                    self._fence(event.reason, now)
             case events.LaunchFailed():
                 self._launch_failed(event, now)
             case events.NodeGranted():

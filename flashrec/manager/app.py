@@ -28,6 +28,7 @@ from flashrec.manager.companions import Companions
 from flashrec.manager.control import ControlPlane
 from flashrec.manager.departures import Departures
 from flashrec.manager.fabric import Fabric, FabricError
+from flashrec.manager.hangs import HangWatch
 from flashrec.manager.health import HealthDesk
 from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
@@ -88,6 +89,10 @@ class Manager:
             self.journal.note,
         )
         self.control.on(m.NodeHealth, self.health.hear)
+        self.control.on(m.PeersBlamed, self.verdicts.peers_blamed)
+        self.hangs = HangWatch(self, self._config.hangs)
+        self.control.on(m.StacksTaken, self.hangs.stacks_taken)
+        self.control.hear_tags = self.hangs.heard
         self.control.on(m.CommitAsked, CommitDesk(self, self._config.control.lease_s / 2).hear)
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
@@ -137,7 +142,7 @@ class Manager:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
         work = [self.verdicts.run(), self._agents.run(), self.output.run(), self._keep_status()]
-        work.append(Wishes(self, self.job_dir).run())
+        work += [Wishes(self, self.job_dir).run(), self.hangs.run()]
         work += [self._companions.run()] if self._companions is not None else []
         tasks = [*await self._start_fabric(), *(loop.create_task(coroutine) for coroutine in work)]
         for task in tasks:
@@ -408,7 +413,7 @@ class Manager:
 
     def _snapshot(self) -> dict[str, Any]:
         companion_of = self._companions.job_of if self._companions is not None else None
-        return snapshot(self.job_id, self.machine, self.detector, self.control.tags, companion_of)
+        return snapshot(self.job_id, self.machine, self.detector, self.control.tags, companion_of, self.hangs.note_of)
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))

@@ -56,6 +56,7 @@ class ControlPlane:
         self._hearers: dict[type, Callable[[Link, Any], None]] = {}
         self.links: dict[str, Link] = {}
         self.tags: dict[int, m.WorkerBeat] = {}
+        self.hear_tags: Callable[[tuple[m.WorkerBeat, ...], float], None] = lambda tags, now: None
         self.hear_fabric: Callable[[Link, m.ToManager], None] = lambda link, message: None  # heartbeats over MPI
 
     def send(self, node: str, message: m.Message) -> None:
@@ -168,6 +169,7 @@ class ControlPlane:
             case m.AgentHeartbeat():
                 link.channel.send(m.HeartbeatAck(message.sequence))
                 self.tags.update((tag.rank, tag) for tag in message.tags)
+                self.hear_tags(message.tags, time.monotonic())
                 self.hear_fabric(link, message)
             case m.FabricReady() | m.FabricGoing() | m.FabricEnded():
                 self.hear_fabric(link, message)

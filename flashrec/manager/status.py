@@ -35,10 +35,10 @@ def _replace(path: Path, data: bytes) -> None:
 
 def snapshot(
     job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat],
-    companion_of: Callable[[str], int | None] | None = None,
+    companion_of: Callable[[str], int | None] | None = None, note_of: Callable[[int], str] = lambda _: "",
 ) -> dict[str, Any]:  # fmt: skip
     """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag. With a pool:
-    the companion job that each node came with."""
+    the companion job that each node came with. note_of: what there is to say about a rank, '' if nothing."""
     ranks: list[dict[str, Any]] = []
     for slot in machine.members.slots:
         tag = tags.get(slot.rank)
@@ -47,6 +47,7 @@ def snapshot(
                 "rank": slot.rank, "node": slot.node, "incarnation": slot.incarnation, "state": slot.state,
                 "step": tag.v if tag and tag.incarnation == slot.incarnation else None,
                 "where": tag.where if tag and tag.incarnation == slot.incarnation else None,
+                "note": note_of(slot.rank),
             }
         )  # fmt: skip
     nodes = [
