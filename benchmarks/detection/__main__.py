@@ -27,6 +27,7 @@ from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import DevClusterError
 from flashrec.devcluster.spec import ClusterSpec
 
+KEPT, PAGE = ROOT / "benchmarks/results/detection.json", ROOT / "docs/reference/detection-measured.md"
 RESUME_LIMIT_S = 120.0
 AFTER_S = 1.0  # a verdict on what was mended may come late
 MAX_RESTARTS = 2  # jobs that a row may wear out by itself before it is given up
@@ -142,8 +143,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--injections", type=int, default=20, help="faults a row (default 20)")
     parser.add_argument("--rows", default="", help="comma-separated beginnings of row names (default: all)")
-    default = ROOT / "benchmarks/results/detection.json"
-    parser.add_argument("--out", type=Path, default=default, help="results; .md and .svg go beside it")
+    parser.add_argument("--out", type=Path, default=KEPT, help=f"results (default {KEPT}); .md and .svg beside it")
     options = parser.parse_args()
     wanted = [word.strip().lower() for word in options.rows.split(",") if word.strip()]
     for word in wanted:
@@ -164,7 +164,7 @@ def main() -> int:
         for index, row in enumerate(chosen, start=1):
             say(f"row {index} of {len(chosen)}: {row.name}")
             measured = measure_row(row, options.injections, functools.partial(start_job, cluster, work, row))
-            found = found.with_row(measured)
+            found = found.with_row(measured, [known.name for known in all_rows(work)])
             publish(options.out, found)
     names = [row.name for row in chosen]
     rows = [row for row in found.rows if row.name in names]
@@ -180,9 +180,11 @@ def start_job(cluster: DevCluster, work: Path, row: Row) -> BenchJob:
 
 
 def publish(path: Path, found: results.Results) -> None:
-    """All three files, after each row."""
+    """After each row: all three files, and the page of the documentation that shows those that are kept."""
     results.save(path, found)
     path.with_suffix(".md").write_text(results.table(found.rows))
+    if path == KEPT:
+        results.put_into(PAGE, results.table(found.rows))
     try:
         results.plot(found.rows, path.with_suffix(".svg"))
     except ImportError:

@@ -130,6 +130,19 @@ class BenchJob:
     def _generation(self) -> int:
         return max((line["generation"] for line in self.tail.lines if line["kind"] == "phase"), default=0)
 
+    def assert_trains_over_fabric(self, node: str) -> None:
+        """Raises JobTrouble if hardly a packet comes over fab0: heartbeats alone are a few a second."""
+        before, at = self._received(node), time.monotonic()
+        self.wait_for(
+            lambda: self._received(node) - before > 50 + 20 * (time.monotonic() - at),
+            f"training to use the fabric of {node}",
+            30,
+        )
+
+    def _received(self, node: str) -> int:
+        said = self.cluster.run(["ip", "-s", "-j", "link", "show", "fab0"], node=node).stdout
+        return int(json.loads(said)[0]["stats64"]["rx"]["packets"])
+
     def node_of(self, rank: int) -> str:
         return next(each["node"] for each in self.status()["ranks"] if each["rank"] == rank)
 

@@ -147,6 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jitter-ms", type=float, default=50.0)
     parser.add_argument("--loss", type=float, default=1.0, help="percent of the packets (default 1)")
     parser.add_argument("--stop-s", type=float, default=1.0, help="how long an agent is stopped; 0: never (default 1)")
+    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, help="endless loops (default: one a core)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/false-positives.json")
     return parser.parse_args()
 
@@ -156,7 +157,7 @@ def main() -> int:
     with bench_cluster("quiet") as (cluster, work), BenchJob(cluster, work / "job") as job:
         job.await_settled()
         say(f"the job trains; {options.minutes:g} minutes of a busy machine and a bad network begin")
-        with busy_cores(os.cpu_count() or 1):
+        with busy_cores(options.busy):
             found = watch(cluster, job, options)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found |= {"machine": machine(cluster), "measured_at": now, "commit": commit()}

@@ -67,10 +67,10 @@ class Results(msgspec.Struct, frozen=True):
     machine: dict[str, Any]
     rows: tuple[RowResult, ...] = ()
 
-    def with_row(self, row: RowResult) -> Results:
-        """Its earlier measurement is replaced in its place."""
-        rows = [row if known.name == row.name else known for known in self.rows]
-        return Results(self.machine, tuple(rows if row in rows else [*rows, row]))
+    def with_row(self, row: RowResult, order: Sequence[str]) -> Results:
+        """Its earlier measurement is replaced; rows of names that are not in `order` any more are left out."""
+        rows = {known.name: known for known in self.rows} | {row.name: row}
+        return Results(self.machine, tuple(rows[name] for name in order if name in rows))
 
 
 def load(path: Path, machine: dict[str, Any]) -> Results:
@@ -120,6 +120,15 @@ def table(rows: Iterable[RowResult]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines.append(f"| *paper: any failure, 32 to 4,800 devices* | | *{PAPER_S[0]:g} to {PAPER_S[1]:g}* | | | |")
     return "\n".join(lines) + "\n"
+
+
+BEGIN, END = "<!-- table: benchmarks/results/detection.md -->", "<!-- end -->"
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace the table of a page of the documentation, which is between two marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
 
 
 def plot(rows: Iterable[RowResult], path: Path) -> None:

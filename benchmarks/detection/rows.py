@@ -139,6 +139,8 @@ def cut_power(job: BenchJob, number: int) -> Struck:
 def partition(network: str, direction: str = "both") -> Inject:
     def inject(job: BenchJob, number: int) -> Struck:
         node = job.node_of(job.a_rank(number))
+        if network != "control":
+            job.assert_trains_over_fabric(node)
         at = job.cluster.partition(node, network, direction)  # type: ignore[arg-type]
 
         def check_fired() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.detection import __main__ as bench
@@ -117,11 +118,26 @@ def test_the_table_has_median_and_worst_and_the_paper() -> None:
 
 def test_a_row_measured_again_takes_its_place_and_another_machine_starts_anew(tmp_path: Path) -> None:
     first, second = row_of(1.0), row_of(1.0, name="partition")
-    found = Results({"cpus": 2}).with_row(first).with_row(second).with_row(row_of(1.5))
-    assert [(row.name, row.verdicts_s) for row in found.rows] == [("power cut", [1.5]), ("partition", [1.0])]
+    found, order = Results({"cpus": 2}), ["partition", "power cut"]
+    for row in (first, second, row_of(1.5)):
+        found = found.with_row(row, order)
+    assert [(row.name, row.verdicts_s) for row in found.rows] == [("partition", [1.0]), ("power cut", [1.5])]
+    assert [row.name for row in found.with_row(first, ["power cut"]).rows] == ["power cut"], "no row of that name now"
     results.save(tmp_path / "x.json", found)
     assert results.load(tmp_path / "x.json", {"cpus": 2}) == found
     assert results.load(tmp_path / "x.json", {"cpus": 4}).rows == ()
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    kept = results.table(msgspec.json.decode(bench.KEPT.read_bytes(), type=Results).rows)
+    assert kept in bench.PAGE.read_text() and kept == bench.KEPT.with_suffix(".md").read_text()
+
+
+def test_a_page_takes_a_new_table_for_the_old(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{results.BEGIN}\n\nold\n{results.END}\nafter\n")
+    results.put_into(page, "new\n")
+    assert page.read_text() == f"before\n{results.BEGIN}\n\nnew\n\n{results.END}\nafter\n"
 
 
 # ---- rows and jobs
@@ -207,6 +223,7 @@ def test_an_order_is_carried_out_once_at_its_place(tmp_path: Path) -> None:
         injector.visit("forward", 3)
     assert faults.fired()["a"].mono > 0
     injector.visit("forward", 4)
+    assert injector.due("forward", 4) == [], "hooks that prepare a fault are not set again"
 
 
 def test_the_kernel_ends_what_eats_up_its_memory(tmp_path: Path) -> None:
