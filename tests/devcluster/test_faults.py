@@ -58,12 +58,12 @@ def all_nodes_healthy(cluster: DevCluster) -> Iterator[None]:
 class Watch:
     """A TCP connection between two nodes; `said` is what the client's kernel told it since it was connected."""
 
-    def __init__(self, cluster: DevCluster, server: str, client: str) -> None:
+    def __init__(self, cluster: DevCluster, server: str, client: str, *, host: str = "") -> None:
         python = [sys.executable, "-I", "-S", "-u", "-c"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._server = cluster.popen([*python, LISTEN], node=server, cwd="/", **options)
         assert self._server.stdout is not None and self._server.stdout.readline() == b"listening\n"
-        self._client = cluster.popen([*python, CONNECT, server], node=client, cwd="/", **options)
+        self._client = cluster.popen([*python, CONNECT, host or server], node=client, cwd="/", **options)
         assert self._client.stdout is not None and self._client.stdout.readline() == b"connected\n"
         os.set_blocking(self._client.stdout.fileno(), False)
 

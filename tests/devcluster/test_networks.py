@@ -6,17 +6,20 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flashrec.devcluster import forwarder
+from flashrec.devcluster import forwarder, netns
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import DevClusterError
-from flashrec.devcluster.linkfaults import nft_rules
+from flashrec.devcluster.linkfaults import LinkFaults, nft_rules
+from flashrec.devcluster.process import InitRecord
 from flashrec.devcluster.slurmconf import render_hosts
-from flashrec.devcluster.spec import ClusterSpec
+from flashrec.devcluster.spec import ClusterSpec, Layout
+from tests.devcluster.test_faults import SILENCE_S, Watch
 from tests.support.cluster import dev_cluster, wait_for
 
 # Sends COUNT datagrams to PEER, one each 2 ms, which come back; prints the round trips in ms of those that did.
@@ -69,6 +72,55 @@ def test_a_delay_is_within_its_bounds_and_keeps_the_order() -> None:
     assert direction.due(10.01) == pytest.approx(10.1), "not before the one ahead of it"
     assert direction.due(10.2) == pytest.approx(10.2)
     assert forwarder.Direction(0.05, 0.05, 0.51, Draw()).due(10.0) is None  # type: ignore[arg-type]
+
+
+class Kernel:
+    """Stands in for `netns.run_in`: one that has netem, or none; notes what it was asked."""
+
+    def __init__(self, has_netem: bool) -> None:
+        self.has_netem, self.asked = has_netem, []
+
+    def run_in(self, pid: int, station: str, argv: list[str], *, stdin: str = "") -> str:
+        if "netem" in argv and not self.has_netem:
+            raise DevClusterError(f"{station}: cannot set up the network: tc: Error: Specified qdisc kind is unknown.")
+        self.asked.append(" ".join([station, *argv[1:]]))
+        return ""
+
+
+class Powered:
+    is_alive = True
+
+    def living_init(self) -> InitRecord:
+        return InitRecord(1, 1, 1)
+
+
+@pytest.fixture
+def netem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LinkFaults, Kernel]:
+    kernel, layout = Kernel(has_netem=True), Layout(tmp_path, "dev")
+    layout.faults("n0").parent.mkdir(parents=True)
+    monkeypatch.setattr(netns, "run_in", kernel.run_in)
+    return LinkFaults(ClusterSpec(num_nodes=1, fabric=True), layout, Powered()), kernel  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_can_delays_by_itself_at_both_ends(netem: tuple[LinkFaults, Kernel]) -> None:
+    faults, kernel = netem
+    faults.delay("n0", 50, 50, 1, "fabric", Powered())  # type: ignore[arg-type]
+    assert kernel.asked[-2:] == [
+        "switch qdisc replace dev n0-fab root netem delay 50ms 50ms loss 1%",
+        "n0 qdisc replace dev fab0 root netem delay 50ms 50ms loss 1%",
+    ]
+    assert [str(fault) for fault in faults.standing("n0")] == ["fabric: delay 50 ± 50 ms, 1 % lost"]
+    with pytest.raises(DevClusterError, match="tc does one of both; `heal-node n0` first"):
+        faults.thin("n0", "10mbit", "fabric", Powered())  # type: ignore[arg-type]
+    faults.undo("n0", Powered())  # type: ignore[arg-type]
+    assert kernel.asked[-1] == "n0 qdisc del dev fab0 root" and faults.standing("n0") == ()
+
+
+def test_a_thin_link_is_not_delayed_by_the_same_kernel(netem: tuple[LinkFaults, Kernel]) -> None:
+    faults, _ = netem
+    faults.thin("n0", "10mbit", "both", Powered())  # type: ignore[arg-type]
+    with pytest.raises(DevClusterError, match="fabric: thin 10mbit stands"):
+        faults.delay("n0", 5, 0, 0, "fabric", Powered())  # type: ignore[arg-type]
 
 
 # ---- on a cluster
@@ -223,7 +275,11 @@ def _has_netem(cluster: DevCluster) -> bool:
 def test_a_power_cut_takes_both_links_and_a_boot_brings_whole_ones(cluster: DevCluster) -> None:
     cluster.delay("n2", 5, network="fabric")
     cluster.lose("n2", 10, "control")
+    watch = Watch(cluster, server="n2", client="n0", host="n2-fab")
     cluster.cut_power("n2")
+    time.sleep(SILENCE_S)
+    assert watch.said() == b"", "silent on the fabric too"
+    watch.close()
     status = cluster.status().nodes[2]
     assert (status.has_power, status.link_up, status.fabric_up) == (False, False, False)
     cluster.heal("n2")
