@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from flashrec.transport.mpi.words import Beats, Begin, FromChild, Loaded, Settings, Unusable, Word, from_child, pack
 from flashrec.wire.frames import FrameReader, ProtocolError
@@ -106,10 +107,12 @@ class Supervisor:
         finally:
             self._kill()
             self._process = None
-            for task in (watch, last_words):
-                task.cancel()
-            await asyncio.wait([watch, last_words])
-            await process.communicate()  # to the end of all pipes, or they outlive the loop
+            burial = asyncio.create_task(_bury(process, watch, last_words))
+            try:
+                await asyncio.shield(burial)
+            except asyncio.CancelledError:
+                await burial
+                raise
 
     async def _listen(self, process: asyncio.subprocess.Process) -> str | None:
         """To the end of its words. '': nothing wrong with them; None: it is of no use."""
@@ -148,6 +151,14 @@ class Supervisor:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+
+
+async def _bury(process: asyncio.subprocess.Process, *tasks: asyncio.Task[Any]) -> None:
+    """Wait for the end of a killed child and of all its pipes, or they outlive the loop."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await process.communicate()
 
 
 class _Tail:
