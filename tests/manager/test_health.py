@@ -171,6 +171,8 @@ def test_a_former_life_has_no_voice_and_no_place() -> None:
         job.join("n1", incarnation=2)
         job.say_health("n1", "sick", "disk: full", incarnation=1)
         assert not job.leaving() and job.desk.state_of("n1") == "unknown"
+        job.desk._waited(e.AgentJoined("n1", 1))
+        assert not job.joined(), "the time that the former life had is not the new one's"
         job.say_health("n1", "well", incarnation=2)
         assert job.events == [e.AgentJoined("n1", 2)]
         job.join("n2")
