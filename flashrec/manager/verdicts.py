@@ -19,7 +19,7 @@ from flashrec.core.lives import Judgement, Verdict
 from flashrec.core.machine import Machine
 from flashrec.core.probing import Probe
 from flashrec.core.types import Phase
-from flashrec.manager.control import ControlPlane
+from flashrec.manager.control import ControlPlane, Link
 from flashrec.manager.faulty import report_faulty
 from flashrec.manager.journal import Journal
 from flashrec.manager.voice import say
@@ -96,7 +96,20 @@ class Verdicts:
         )
         self._job.control.send(probe.by, question)
 
-    # ---- what Slurm and the user say --------------------------------------------------------------------------
+    # ---- what workers, Slurm and the user say -----------------------------------------------------------------
+
+    def peers_blamed(self, link: Link, blame: m.PeersBlamed) -> None:
+        """Workers on a node lost their connections to others. An address that is not one node's alone says nothing."""
+        if blame.generation != self._job.machine.generation:
+            return
+        links = self._job.control.links.values()
+        for address in blame.addresses:
+            nodes = [other.node for other in links if other.address == address]
+            self._job.journal.note(
+                "peer blamed", node=nodes, by=link.node, rank=blame.rank, address=address, generation=blame.generation
+            )
+            if len(nodes) == 1:
+                self.judge(self._detector.blamed(nodes[0], link.node, time.monotonic()))
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         """Slurm's state of one node, as the keeper polled it."""

@@ -53,6 +53,21 @@ _TRANSPORT = re.compile(
 )
 
 
+# "…closed by peer [10.0.0.3]:40121" (gloo), "…10.0.0.3<40121>" (NCCL); IPv4, as in the rest of what they print
+_PEER = re.compile(r"(?<![\d.])((?:\d{1,3}\.){3}\d{1,3})(?:\]:\d+|<\d+>)")
+
+
+def peers_named_by(error: BaseException | None) -> tuple[str, ...]:
+    """Addresses of the peers that `error`, or what it was raised from, names; each once."""
+    found: dict[str, None] = {}
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        found |= dict.fromkeys(_PEER.findall(str(error)))
+        error = error.__cause__ or error.__context__
+    return tuple(found)
+
+
 def is_communication(error: BaseException | None) -> bool:
     """True when `error`, or what it was raised from, looks like a failed collective, not like a bug."""
     seen: set[int] = set()

@@ -16,4 +16,5 @@ class Limits:
     plan_timeout_s: float = 1800.0  # report -> plan: includes the cold start of a replacement
     resume_timeout_s: float = 1800.0  # restored -> resume: includes the state of the largest target
     transfer_timeout_s: float = 60.0  # restore connection: longest silence
+    blame_after_s: float = 0.3  # communication error -> telling whom it names: by then a process's end is known
     fence_timeout_s: float = 60.0  # communication error -> fence: the detection time of the manager, and then some

@@ -11,6 +11,8 @@ A failure is handled where it shows:
 * elsewhere in the block: the exception is swallowed, `steps()` yields the right step again. Only when a fence is there
   or comes: a bug of the script goes through at once.
 * between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement.
+* all pause after this step (a vote said so): nothing is cut. At the end of the block this rank goes through a recovery
+  in which it has nothing to do again.
 * after the optimizer: step i counts as done. A scheduler that was to be stepped after the collective which failed
   would be left behind, so such a rank counts as torn, too.
 """
@@ -26,13 +28,20 @@ from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import permit
 from flashrec.runtime.ddp import DdpInstances
-from flashrec.runtime.errors import RecoveryFailed, StepInterrupted, TrainingComplete, is_communication
+from flashrec.runtime.errors import (
+    RecoveryFailed,
+    StepInterrupted,
+    TrainingComplete,
+    is_communication,
+    peers_named_by,
+)  # fmt: skip
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.vote import Vote
 from flashrec.runtime.worker import Worker
+from flashrec.wire import messages as m
 
 
 class Stage(enum.Enum):
@@ -63,6 +72,8 @@ class StepGuard:
         self._step = -1
         self._stepped: set[int] = set()
         self._plan: Plan | None = None  # received in the vote, to be carried out at the end of the block
+        self._num_steps = -1
+        self._pauses = False  # a vote of this step said that all ranks pause after it
         self._committed_generation = -1
         self._is_training = False
         self._has_warned = False
@@ -72,9 +83,10 @@ class StepGuard:
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
-    def begin(self, start: int) -> int:
+    def begin(self, start: int, num_steps: int) -> int:
         """Before the first step: a replacement is restored, the others wait for each other. Returns the first step."""
         worker, progress = self._worker, self._worker.progress
+        self._num_steps = num_steps
         if worker.env.joins:
             self._recover()
         else:
@@ -130,7 +142,7 @@ class StepGuard:
                 raise RecoveryFailed(
                     f"fenced before step {step} began, but told to resume at {self._worker.progress.v}"
                 )
-        self._step, self._plan = step, None
+        self._step, self._plan, self._pauses = step, None, False
         self._stepped.clear()
         self._snapshot.take(step)
         if self._seed is not None:
@@ -180,6 +192,11 @@ class StepGuard:
             self._commit()
         if self._plan is not None:
             self._recover(self._plan)
+        elif self._pauses and self._worker.progress.v != self._num_steps:  # else the job is as good as done
+            self._worker.timeline.mark("paused", v=self._worker.progress.v)
+            worker = self._worker
+            worker.board.await_boundary(worker.progress.generation, worker.limits.fence_timeout_s)
+            self._recover()
         return True
 
     # ---- the optimizer ------------------------------------------------------------------------------------------
@@ -209,7 +226,7 @@ class StepGuard:
         """Return when the update of this step may be applied; raise StepInterrupted when it is to be done again."""
         try:
             self._ddp.before_vote(self._step)
-            self._vote.cast(self._step)
+            self._pauses = self._vote.cast(self._step, self._worker.board.wants_pause)
         except Exception as err:
             if not self._is_fault(err):
                 raise
@@ -245,6 +262,11 @@ class StepGuard:
             return True
         if not is_communication(error):
             return False
+        if worker.board.wait_fence(worker.progress.generation, worker.limits.blame_after_s):
+            return True
+        if peers := peers_named_by(error):
+            generation = worker.progress.generation
+            worker.control.send(m.PeersBlamed(worker.rank, worker.env.incarnation, generation, peers))
         if worker.board.wait_fence(worker.progress.generation, worker.limits.fence_timeout_s):
             return True
         logger.error(

@@ -123,6 +123,16 @@ class WorkerFarewell(Message, frozen=True):
     incarnation: int
 
 
+class PeersBlamed(Message, frozen=True):
+    """A collective of `generation` failed, and no fence has explained it so far: the addresses of peers that the error
+    names. A hint for the detector."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    addresses: tuple[str, ...]
+
+
 class KeyPosted(Message, frozen=True):
     """Rendezvous: `members` (ranks) shall see key = value in `group` of `generation`."""
 
@@ -388,7 +398,7 @@ class Stop(Message, frozen=True):
 
 ToAgentFromWorker = Union[
     TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
-    WorkerFinished, WorkerRaised, WorkerFarewell, KeyPosted, CounterAdded, CommitAsked,
+    WorkerFinished, WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
 ]  # fmt: skip
 ToWorker = Union[
     TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
@@ -396,7 +406,7 @@ ToWorker = Union[
 ]  # fmt: skip
 ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
-    WorkerCommitted, WorkerFinished, WorkerRaised, KeyPosted, CounterAdded, CommitAsked,
+    WorkerCommitted, WorkerFinished, WorkerRaised, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
     NodeHealth,
     FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken,
 ]  # fmt: skip

@@ -150,6 +150,8 @@ def test_a_lost_peer_without_a_fence_is_an_error_after_a_while(make_cluster) -> 
     raised = cluster.await_message(events.WorkerRaised, rank=0).raised
     assert "gloo" in raised.traceback
     assert "no failure was announced within 1 s" in cluster.log(0)
+    blame = cluster.await_message(m.PeersBlamed, rank=0)
+    assert (blame.addresses, blame.generation) == (("127.0.0.1",), 1), "gloo names the peer, and we pass that on"
 
 
 def test_connections_that_are_not_recognised_are_an_error_at_the_start(make_cluster) -> None:

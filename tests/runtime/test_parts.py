@@ -15,7 +15,7 @@ from flashrec.core.types import Plan
 from flashrec.runtime import environment, gloo, torch_private
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.board import Board
-from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication
+from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication, peers_named_by
 from flashrec.runtime.farewell import fingerprint
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.wire import messages as m
@@ -175,6 +175,21 @@ def test_what_looks_like_a_lost_peer(error: Exception, wanted: bool) -> None:
     wrapped = KeyError("x")
     wrapped.__cause__ = error
     assert is_communication(wrapped) is wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.3]:40121", ("10.77.0.3",)),
+        ("ncclRemoteError … [0] NCCL INFO Call to recv from 10.1.2.3<51234> failed", ("10.1.2.3",)),
+        ("[10.0.0.1]:1 and [10.0.0.2]:2, again [10.0.0.1]:3", ("10.0.0.1", "10.0.0.2")),
+        ("torch 2.13.0.1, pair.cc:547: time-out of 10.0.0.5", ()),
+    ],
+)
+def test_whom_an_error_names(text: str, addresses: tuple[str, ...]) -> None:
+    wrapped = KeyError("x")
+    wrapped.__cause__ = RuntimeError(text)
+    assert peers_named_by(wrapped) == addresses
 
 
 def test_fingerprints_of_one_bug_are_equal() -> None:
