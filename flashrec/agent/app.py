@@ -176,12 +176,17 @@ class Agent:
         self._health.begin(lambda state, reasons: channel.send(m.NodeHealth(incarnation, state, reasons)))
 
     async def _beat(self, channel: Channel[m.ToAgent], welcome: m.AgentWelcome) -> None:
-        sequence = 0
+        sequence, beat_at = 0, time.monotonic()
         while True:
-            silent_s = time.monotonic() - self._manager_heard_at
-            if silent_s > welcome.lease_s:
-                log.error("manager silent for %.1f s: lease over, stopping all workers", silent_s)
-                channel.abort(f"lease over: manager silent for {silent_s:.1f} s")
+            now = time.monotonic()
+            silent_s, asleep_s, beat_at = now - self._manager_heard_at, now - beat_at, now
+            if max(silent_s, asleep_s) > welcome.lease_s:
+                # asleep: acknowledgements from before may have been read just now; they are none for today
+                why = (
+                    f"manager silent for {silent_s:.1f} s" if silent_s >= asleep_s else f"not run for {asleep_s:.1f} s"
+                )
+                log.error("%s: lease over, stopping all workers", why)
+                channel.abort(f"lease over: {why}")
                 return
             sequence += 1
             tags = self._workers.beat() if self._workers is not None else ()

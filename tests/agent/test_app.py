@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,33 @@ def test_a_silent_manager_is_the_end_of_the_lease_and_of_the_workers(monkeypatch
             assert not is_running(pid), "they end before the node is offered again"
             again.send(m.Stop("over"))
             assert await agent == 0
+
+    play(scene)
+
+
+def test_an_agent_that_did_not_run_for_longer_than_its_lease_ends_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real agent is stopped and goes on. The manager did not notice, and what it said before lies in the socket."""
+
+    async def scene() -> None:
+        async with manager(monkeypatch) as made:
+            write_secret(made.folder / "secret", SECRET)
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "flashrec.agent", "--manager", f"127.0.0.1:{made.port}", "--key", "key",
+                "--secret", str(made.folder / "secret"), "--launch", "1", "--die-with-parent",
+                env=os.environ | {"FLASHREC_NODE": "n1"}, stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            channel, messages = await made.lives.get()
+            channel.send(made.welcome(lease_s=2.0))
+            pid = await launched(made, channel, messages)
+            agent.send_signal(signal.SIGSTOP)
+            channel.send(m.HeartbeatAck(2))
+            await asyncio.sleep(2.2)
+            assert is_running(pid)
+            agent.send_signal(signal.SIGCONT)
+            again, _messages = await made.lives.get()
+            assert not is_running(pid), "they end before the node is offered again"
+            again.send(m.Stop("over"))
+            assert await agent.wait() == 0
 
     play(scene)
 

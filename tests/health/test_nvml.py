@@ -88,6 +88,17 @@ def test_what_goes_wrong_with_one(driver: Driver, change: dict[str, Any], check:
     assert found[0] == check and reason in found[1]
 
 
+def test_a_gpu_that_is_lost_between_two_questions(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = driver.open()
+    gpus.look()
+
+    def lost(*_: object) -> None:
+        raise driver.module.NVMLError_GpuIsLost
+
+    monkeypatch.setattr(driver.module, "nvmlDeviceGetCurrentClocksThrottleReasons", lost)
+    assert set(bad(gpus.look())) == {"gpu 0", "gpu 1"}
+
+
 def test_software_that_slows_a_gpu_down_is_no_fault(driver: Driver) -> None:
     driver.gpus({"throttle": 0x01 | 0x04 | 0x20}, {})  # idle, power cap, software's thermal limit
     assert not bad(driver.open().look())
