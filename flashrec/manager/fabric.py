@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -117,7 +117,7 @@ class Fabric:
         try:
             while not self._problem:
                 await asyncio.sleep(LOOK_S)
-                self._look(time.monotonic())
+                self._look(monotonic())
         finally:
             hub.cancel()
             await asyncio.wait([hub])
@@ -136,7 +136,7 @@ class Fabric:
         return words.Settings(s.provider, s.interface, address, s.library, s.port_range, s.heartbeat_interval_s)
 
     def _hear(self, word: FromChild) -> None:
-        now = time.monotonic()
+        now = monotonic()
         match word:
             case Loaded():
                 self._means, self._ports = word.means, word.ports
@@ -159,7 +159,7 @@ class Fabric:
 
     def _gone(self, reason: str) -> None:
         """The hub has ended: all sessions have, and nobody is to blame but us."""
-        now = time.monotonic()
+        now = monotonic()
         self._means = None
         self._note("fabric hub lost", why=reason)
         say(f"the MPI hub is replaced: {reason}")
@@ -178,7 +178,7 @@ class Fabric:
 
     def said(self, link: Link, message: m.ToManager) -> None:
         """A message of the current life of an agent; only those about the fabric matter."""
-        peer, now = self._peers.get(link.node), time.monotonic()
+        peer, now = self._peers.get(link.node), monotonic()
         if peer is None or peer.incarnation != link.incarnation:
             return
         match message:
@@ -201,7 +201,7 @@ class Fabric:
         peer.problem = message.problem
         if not peer.problem and (message.library, message.provider) != (ours.library, ours.provider):
             peer.problem = (
-                f"it has {peer.means}, the manager has {ours}: they cannot meet; install the same on all nodes"
+                f"it has {peer.means} and the manager {ours}: they cannot meet; install the same on all nodes"
             )
         if not peer.problem:
             self._become(peer, "ready", now)
@@ -335,11 +335,11 @@ class Fabric:
         )
         self._note("fabric is watched", means=str(self._means), nodes=count, missing=missing)
         if count:
-            say(f"fabric: {self._means}, {count} nodes" + (f"; {said}" if said else ""))
+            say(f"fabric: {self._means}, {count} node{'s' * (count > 1)}" + (f"; {said}" if said else ""))
         else:
             say(f"the fabric is not watched: {said}")
         if missing and self._settings.mpi == "required":
-            self._refuse(f"fabric.mpi is required, and the fabric is not watched {said}")
+            self._refuse(f"fabric.mpi is required, and the fabric is not watched {said.removeprefix('not ')}")
 
 
 def _ipv4(host: str) -> str:
