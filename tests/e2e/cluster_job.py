@@ -29,7 +29,8 @@ class NodeJob:
         self.faults = FaultDirectory(self.folder / "faults")
         self.plan = FaultPlan(str(self.faults.path), tuple(faults), timeout_s=200)
         inject = f"-m flashrec.testing.inject {self.faults.write_plan(self.plan)} --" if faults else ""
-        options = " ".join([*QUICK, *(f"--set {setting}" for setting in settings), options])
+        held = "--set hangs.kill=false"  # a victim stands still until its fault is performed from outside
+        options = " ".join([*QUICK, held, *(f"--set {setting}" for setting in settings), options])
         python = person.python if person else "python"
         script = self.folder / "job.sh"
         script.write_text(
