@@ -13,6 +13,8 @@ from typing import Any
 Line = dict[str, Any]
 IsVerdict = Callable[[Line], bool]
 
+WRONG = ("dead", "hung", "stalled")  # of a healthy node or worker; 'slow' is a remark
+
 
 class JournalTail:
     """The lines of a growing journal, each read once; a torn last line is left for the next time."""
@@ -48,9 +50,11 @@ def is_condemned(node: str) -> IsVerdict:
 
 
 def is_worker_lost(rank: int) -> IsVerdict:
-    """The line that says that a worker is lost: its exit, as its agent told it (a hung one is killed by its agent)."""
+    """The line that says that a worker is lost: found hung by the manager, or its exit as its agent told it."""
 
     def check(line: Line) -> bool:
+        if line["kind"] == "verdict":
+            return line["subject"] == f"rank {rank}" and line["state"] == "hung"
         exited = event_of(line, "WorkerExited")
         return exited is not None and exited["rank"] == rank
 
@@ -111,7 +115,7 @@ def alarms(lines: Sequence[Line], at: float) -> Alarms:
     """Everything said from `at` on, when nothing was to be said. A recovery is as wrong as a verdict."""
     after = since(lines, at)
     verdicts = [line for line in after if line["kind"] == "verdict"]
-    wrong = [f"{v['subject']}: {v['reason']}" for v in verdicts if v["state"] not in ("alive", "suspect")]
+    wrong = [f"{v['subject']} is {v['state']}: {v['reason']}" for v in verdicts if v["state"] in WRONG]
     wrong += [f"worker of rank {e['rank']}: {e['reason']}" for x in after if (e := event_of(x, "WorkerExited"))]
     if not wrong:
         wrong += [str(x["reason"]) for x in after if x["kind"] == "phase" and x["to"] == "FENCING"]

@@ -64,6 +64,13 @@ def test_a_lost_link_is_a_verdict_on_its_node() -> None:
     assert reading.sight(lines, 10.0, reading.is_condemned("n1")).verdict_s == 1.0
 
 
+def test_a_hung_worker_is_seen_when_it_is_found_and_not_when_it_is_gone() -> None:
+    lines = [verdict(11.0, "rank 1", "slow"), verdict(12.0, "rank 1", "hung"), exited(13.0, 1)]
+    assert reading.sight(lines, 10.0, reading.is_worker_lost(1)).verdict_s == 2.0
+    assert reading.alarms(lines[:1], 10.0) == Alarms(), "a straggler is reported, not condemned"
+    assert len(reading.alarms(lines[:2], 10.0).false_verdicts) == 1
+
+
 def test_a_planned_swap_begins_with_the_news_that_the_node_leaves() -> None:
     leaving = {"kind": "event", "mono": 11.0, "event": {"type": "NodeLeaving", "node": "n1", "reason": "drain"}}
     assert reading.sight([leaving], 10.0, reading.is_leaving("n1")).reason == "drain"
