@@ -98,7 +98,9 @@ def test_the_first_result_is_told_and_then_only_changes(node: Node) -> None:
             await asyncio.sleep(0.01)
         assert len(node.told) == 1
         (node.folder / "nic.bad").touch()
+        before = node.runs("nic")
         assert await node.told_that("sick", 2) == ("nic: broken",)
+        assert node.runs("nic") >= before + 2, "one failing look is not enough"
         (node.folder / "nic.bad").unlink()
         assert await node.told_that("well", 3) == ()
         watch.close()
@@ -134,6 +136,20 @@ def test_could_not_look_is_neither_well_nor_sick(node: Node, make: Callable[[Nod
         watch = node.watch(only=("disk",), timeout_s=1.0)
         watch.begin(node.tell)
         assert any(reason in said for said in await node.told_that("unknown"))
+        watch.close()
+
+    play(scene)
+
+
+def test_a_check_file_that_comes_later_is_used(node: Node) -> None:
+    async def scene() -> None:
+        text = node.file.read_text()
+        node.file.unlink()
+        watch = node.watch()
+        watch.begin(node.tell)
+        await node.told_that("unknown")
+        node.file.write_text(text)
+        await node.told_that("well", 2)
         watch.close()
 
     play(scene)
