@@ -491,7 +491,7 @@ class Machine:
             self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
             return
         taken_over = {slot.rank: self.members.slots[slot.rank].incarnation for slot in moving}
-        self.plan = verdict = msgspec.structs.replace(verdict, successors=taken_over)
+        self.plan = verdict = msgspec.structs.replace(verdict, successors=taken_over, at_boundary=self._swap.pausing)
         self._move(Phase.FORMING, verdict.reason)
         self._deadline = now + self.limits.form_timeout_s
         self._out.append(effects.PublishPlan(verdict))

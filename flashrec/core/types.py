@@ -47,7 +47,7 @@ class Raised(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The commit decision of one generation. sources: target rank -> source rank. successors: in a planned swap, rank
     -> the incarnation that takes it over; the former life stands by until the resume, and is the source of its own
-    successor where `sources` names the rank itself."""
+    successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step."""
 
     generation: int
     resume_step: int
@@ -55,6 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
     sources: dict[int, int]
     reason: str
     successors: dict[int, int] = {}
+    at_boundary: bool = False
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -93,6 +93,7 @@ class Manager:
         self.hangs = HangWatch(self, self._config.hangs)
         self.control.on(m.StacksTaken, self.hangs.stacks_taken)
         self.control.hear_tags = self.hangs.heard
+        self.control.acts = self._acts
         self.control.on(m.CommitAsked, CommitDesk(self, self._config.control.lease_s / 2).hear)
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
@@ -369,6 +370,12 @@ class Manager:
         if slot.incarnation == incarnation and slot.state == "gone":
             return slot
         return self.machine.members.life(rank, incarnation)
+
+    def _acts(self, rank: int, incarnation: int) -> bool:
+        """This life of a rank trains; in a planned swap a successor does so only after the resume."""
+        slots = self.machine.members.slots
+        slot = slots[rank] if 0 <= rank < len(slots) else None
+        return slot is not None and slot.incarnation == incarnation and slot.predecessor is None
 
     def _nodes_of(self, rank: int) -> tuple[str, ...]:
         """Where the lives of a rank that take part in a plan are: its worker, and a predecessor that stands by."""

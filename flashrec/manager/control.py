@@ -56,6 +56,7 @@ class ControlPlane:
         self._hearers: dict[type, Callable[[Link, Any], None]] = {}
         self.links: dict[str, Link] = {}
         self.tags: dict[int, m.WorkerBeat] = {}
+        self.acts: Callable[[int, int], bool] = lambda rank, incarnation: True  # not a successor that only waits
         self.hear_tags: Callable[[tuple[m.WorkerBeat, ...], float], None] = lambda tags, now: None
         self.hear_fabric: Callable[[Link, m.ToManager], None] = lambda link, message: None  # heartbeats over MPI
 
@@ -168,8 +169,9 @@ class ControlPlane:
         match message:
             case m.AgentHeartbeat():
                 link.channel.send(m.HeartbeatAck(message.sequence))
-                self.tags.update((tag.rank, tag) for tag in message.tags)
-                self.hear_tags(message.tags, time.monotonic())
+                tags = tuple(tag for tag in message.tags if self.acts(tag.rank, tag.incarnation))
+                self.tags.update((tag.rank, tag) for tag in tags)
+                self.hear_tags(tags, time.monotonic())
                 self.hear_fabric(link, message)
             case m.FabricReady() | m.FabricGoing() | m.FabricEnded():
                 self.hear_fabric(link, message)

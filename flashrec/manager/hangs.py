@@ -82,8 +82,8 @@ class HangWatch:
         if machine.phase is not Phase.RUNNING:
             self._generation = None
             return
-        if self._generation != machine.generation:
-            self._generation = machine.generation
+        if self._generation != machine.training:
+            self._generation = machine.training
             self._detector.resumed(now)
             self._stragglers.restart(now)
         for finding in self._detector.tick(now):

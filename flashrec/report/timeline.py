@@ -200,12 +200,13 @@ class _Story:
         return next((plan for plan in reversed(plans) if plan.get("generation") == self.generation), {})
 
     def _steps_redone(self, plan: dict[str, Any]) -> int | None:
-        """1 if a survivor was in the resume step when it was interrupted; None without reports of survivors."""
+        """1 if a survivor was in the resume step when it was interrupted (nobody was if all had paused at the end of a
+        step); None without reports of survivors."""
         reports = [line.event.get("report", {}) for line in self._events("WorkerReported")]
         reached = [report.get("v") for report in reports if report.get("valid")]
         if not reached or plan.get("resume_step") is None:
             return None
-        return int(plan["resume_step"] in reached)
+        return int(plan["resume_step"] in reached and not plan.get("at_boundary"))
 
     def _joiners(self) -> set[int]:
         tasks = (task for line in self._effects("LaunchWorkers") for task in _tasks(line))

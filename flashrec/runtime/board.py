@@ -3,6 +3,9 @@
 The generation check of the worker is here, once, in `deliver`: what belongs to an older generation than the newest
 announced is dropped. A thread waits *for a generation*: a newer one raises `Superseded` in it.
 
+A fence at a step boundary is only noted: it counts as announced when this rank is at the boundary (`await_boundary`),
+or when it waits for a plan, which a successor does that has no part in the training yet.
+
 A worker of the first launch has nothing that could be recovered before it is resumed for the first time; the manager
 then restarts everybody. Until then a fence marks it `doomed` and wakes nobody: it waits for its end.
 """
@@ -27,6 +30,7 @@ class Board:
     def __init__(self, generation: int, is_joiner: bool) -> None:
         self._changed = threading.Condition()
         self._announced = generation
+        self._boundary = self._cut = generation
         self._started = is_joiner
         self._doomed = False
         self._complete = False
@@ -40,6 +44,15 @@ class Board:
     def announced(self) -> int:
         """The newest generation that was announced to us."""
         return self._announced
+
+    @property
+    def wants_pause(self) -> bool:
+        """True: all ranks are to pause at the end of a step; our next vote says so."""
+        return self._boundary > self._announced
+
+    def was_cut(self, generation: int) -> bool:
+        """True: the connections of what came before `generation` were ended by its fence, or by a newer one's."""
+        return self._cut >= generation
 
     @property
     def doomed(self) -> bool:
@@ -66,6 +79,8 @@ class Board:
                 return False
             fenced = False
             match message:
+                case m.Fence() if message.at_boundary:
+                    self._boundary = max(self._boundary, message.generation)
                 case m.Fence():
                     fenced = self._announce(message.generation)
                 case m.PlanPublished():
@@ -91,8 +106,20 @@ class Board:
         if not self._started:
             self._doomed = True
             return False
-        self._announced = generation
+        self._announced = self._cut = generation
         return True
+
+    def await_boundary(self, generation: int, timeout_s: float) -> None:
+        """A vote in `generation` said that all pause now: the fence that wants it may still be on its way to us. A
+        cutting one counts as well. Raises WaitedTooLong."""
+
+        def ready() -> bool | None:
+            self._announced = max(self._announced, self._boundary)
+            return True if self._announced > generation or self._complete else None
+
+        with self._changed:
+            if not self._changed.wait_for(ready, timeout_s):
+                raise WaitedTooLong(f"all ranks pause after a step of generation {generation}, but no fence has come")
 
     def post(self, generation: int, group: str, key: str, value: bytes) -> None:
         """Put a key of our own where our threads look for keys."""
@@ -134,7 +161,12 @@ class Board:
         def ready() -> Plan | None:
             if self._complete:
                 raise TrainingComplete
-            return self._plan if self._plan is not None and self._plan.generation == generation else None
+            if self._plan is not None and self._plan.generation == generation:
+                return self._plan
+            if self._boundary > generation:
+                self._announced = self._boundary
+                raise Superseded(f"generation {generation} is superseded by {self._announced}")
+            return None
 
         return self.wait(ready, generation, timeout_s, "the plan")
 

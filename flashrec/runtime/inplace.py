@@ -46,6 +46,7 @@ class InPlaceEngine:
         self._stores: dict[str, list[torch_private.Store]] = {}  # a backend uses its store later, too: keep it as long
         self._nccl: dict[str, Any] = {}
         self._kept: list[tuple[int, list[socket.socket]]] = []  # (fence, connections it has cut), see gloo.shut
+        self._unblocking = threading.Lock()  # a fence does it in the control thread, a pause in the main thread
 
     def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
         watch = Watch()
@@ -78,8 +79,9 @@ class InPlaceEngine:
         for generation, _, table in self._board.tables():
             if generation < self._board.announced:
                 listening |= gloo.addresses(table.values())
-        cut = gloo.shut(listening)
-        self._kept = [*self._kept, (self._board.announced, cut)]
+        with self._unblocking:
+            cut = gloo.shut(listening)
+            self._kept = [*self._kept, (self._board.announced, cut)]
         return len(cut) + nccl.abort([backend for backend in self._nccl.values() if backend is not None])
 
     def _build(self, group: Group, generation: int, timeout_s: float) -> _Backends:

@@ -5,10 +5,13 @@
        └──────────────────────── a newer fence, at any point, starts again ◄─────────────────── resume(g) ◄──┘
 
 The tags of `progress` are all that a repeated attempt needs: nothing here has to be undone when it is cut.
-Rolling *forward* is not done here but by the script itself, see `step`.
+Rolling *forward* is not done here but by the script itself, see `step`. In a planned swap the worker that is given up
+takes part up to the plan; then it stands by, and may be asked to send its state to its successor.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -73,6 +76,8 @@ class Recovery:
             try:
                 plan = plan or self.await_plan()
                 generation = plan.generation
+                if plan.successors.get(self._worker.rank, self._worker.env.incarnation) != self._worker.env.incarnation:
+                    self._stand_by(plan)
                 self._execute(plan)
             except Superseded:
                 pass
@@ -96,9 +101,20 @@ class Recovery:
         if not board.wait_fence(generation, self._worker.limits.fence_timeout_s):
             raise err
 
+    def _stand_by(self, plan: Plan) -> NoReturn:
+        """Another life of this rank takes over: our end comes, or a newer fence. Raises Superseded."""
+        worker = self._worker
+        worker.timeline.mark("standing_by", generation=plan.generation, v=worker.progress.v)
+        if plan.sources.get(worker.rank) == worker.rank:
+            self._serve(plan, worker.rank)
+        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
+        worker.control.give_up(f"the successor of rank {worker.rank} has taken over in generation {plan.generation}")
+
     def _execute(self, plan: Plan) -> None:
         worker, progress = self._worker, self._worker.progress
         progress.where = "recovery"
+        if not worker.board.was_cut(plan.generation):
+            worker.groups.unblock()  # nobody is in a collective any more
         worker.groups.form(plan.generation)
         worker.control.send(
             events.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
@@ -117,7 +133,8 @@ class Recovery:
             )
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        for target in sorted(target for target, source in plan.sources.items() if source == worker.rank):
+        served = [t for t, source in plan.sources.items() if source == worker.rank and t != worker.rank]
+        for target in sorted(served):
             self._serve(plan, target)
         worker.control.send(
             events.WorkerRestored(

@@ -25,7 +25,7 @@ class Guard(Protocol):
     @property
     def position(self) -> int: ...
 
-    def begin(self, start: int) -> int: ...
+    def begin(self, start: int, num_steps: int) -> int: ...
 
     def finish(self, num_steps: int) -> bool: ...
 
@@ -76,7 +76,7 @@ class PassThrough:
     def __init__(self, seed: int | None) -> None:
         self._seed, self.position = seed, 0
 
-    def begin(self, start: int) -> int:
+    def begin(self, start: int, num_steps: int) -> int:
         self.position = start
         return start
 
@@ -110,7 +110,7 @@ class StepLoop:
         if self._is_used:
             raise RuntimeError("session.steps() can be used once: loop over all steps in one go, and compute the epoch")
         self._is_used = True
-        self._guard.begin(start)
+        self._guard.begin(start, num_steps)
         while True:
             while self._guard.position < num_steps:
                 step = Step(self._guard.position, self._guard)

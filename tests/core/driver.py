@@ -56,7 +56,8 @@ def show(effect: fx.AnyEffect) -> str:
             sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
             forward = " ".join(map(str, plan.roll_forward)) or "-"
             moved = "".join(f", {rank}.{life} takes over" for rank, life in plan.successors.items())
-            return f"plan g{plan.generation}: resume at {plan.resume_step}, forward {forward}, restore {sources}{moved}"
+            at = f"{plan.resume_step}{' (a step boundary)' if plan.at_boundary else ''}"
+            return f"plan g{plan.generation}: resume at {at}, forward {forward}, restore {sources}{moved}"
         case fx.AnnounceResume(generation):
             return f"resume g{generation}"
         case fx.AnnounceComplete(generation):

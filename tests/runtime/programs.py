@@ -62,6 +62,7 @@ class Faults:
     def visit(self, step: int, place: str) -> None:
         if (step, f"stop-{place}") in self._mine:
             print(f"fault t={time.monotonic():.6f} at {step} {place}", file=sys.stderr, flush=True)
+            self._mine.discard((step, f"stop-{place}"))  # once
             os.kill(os.getpid(), signal.SIGSTOP)
         if (step, place) in self._mine:
             if place == "raise":

@@ -20,6 +20,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flashrec.core import commit, events
 from flashrec.core.types import Plan, Report
 from flashrec.transport.handshake import accept_authenticated, new_secret, write_secret
@@ -60,12 +62,14 @@ class Cluster:
         self.auto_resume = True
         self.permit: Callable[[m.CommitAsked], m.CommitAnswered] | None = None  # None: no answer
         self.withheld = "-"  # groups whose name begins so are not relayed
-        self._reports: dict[int, Report] = {}
+        self.successors: dict[int, int] = {}  # rank -> incarnation of the life that is to take it over
+        self.retired: dict[int, Any] = {}  # the processes that were taken over
+        self._reports: dict[tuple[int, int], Report] = {}
         self._restored: set[int] = set()
         self._finished: set[int] = set()
         self._keys: list[tuple[tuple[int, ...], m.KeysPushed]] = []
         self._counters: dict[tuple[int, str, str], int] = {}
-        self._links: dict[int, socket.socket] = {}
+        self._links: dict[tuple[int, int], socket.socket] = {}
         self._changed = threading.Condition(threading.RLock())
         self._is_closed = False
         self.secret = new_secret()
@@ -111,11 +115,17 @@ class Cluster:
     def replace(self, *ranks: int, program: Callable[..., None], **config: Any) -> None:
         """The given ranks are dead: make it known, and start replacements."""
         with self._changed:
-            for rank in ranks:
-                self._links.pop(rank, None)
+            self._links = {who: link for who, link in self._links.items() if who[0] not in ranks}
             self.fence()
         for rank in ranks:
             self.start(program, rank, joins=True, **config)
+
+    def start_successor(self, rank: int, program: Callable[..., None], **config: Any) -> None:
+        """A second life of a rank, beside the one that trains; returns when it has built its model and reported."""
+        former = self.processes[rank]
+        self.start(program, rank, joins=True, **config)
+        self.retired[rank], self.successors[rank] = former, self.incarnation[rank]
+        self.await_message(events.WorkerReported, rank=rank, incarnation=self.incarnation[rank])
 
     def await_exit(self, rank: int, timeout_s: float = TIMEOUT_S) -> int:
         self.processes[rank].join(timeout_s)
@@ -160,16 +170,28 @@ class Cluster:
     def fence(self, reason: str = "test") -> None:
         with self._changed:
             self.generation += 1
-            self._reports, self._restored = {}, set()
+            self._reports, self._restored, self.successors = {}, set(), {}
             self.send_all(m.Fence(self.generation, reason))
 
+    def pause(self, *, without: int | None = None) -> None:
+        """All ranks are to pause at a step boundary. without: this rank is not told yet."""
+        with self._changed:
+            self.generation += 1
+            self._reports, self._restored = {}, set()
+            for rank in range(self.world_size):
+                if rank != without:
+                    self.send(rank, m.Fence(self.generation, "swap", at_boundary=True))
+
     def send(self, rank: int, message: m.Message) -> None:
-        with self._changed, contextlib.suppress(OSError):
-            if rank in self._links:
-                self._links[rank].sendall(frame(encode(message)))
+        """To every life of a rank."""
+        with self._changed:
+            for (member, _), link in list(self._links.items()):
+                if member == rank:
+                    with contextlib.suppress(OSError):
+                        link.sendall(frame(encode(message)))
 
     def send_all(self, message: m.Message) -> None:
-        for rank in list(self._links):
+        for rank in {rank for rank, _ in list(self._links)}:
             self.send(rank, message)
 
     def await_message(
@@ -236,7 +258,7 @@ class Cluster:
                     with self._changed:
                         if isinstance(message, m.WorkerHello):
                             rank = message.rank
-                            self._welcome(rank, link)
+                            self._welcome(rank, message.incarnation, link)
                         if isinstance(message, m.WorkerBeat):
                             self.heartbeats.append(message)
                         else:
@@ -244,10 +266,9 @@ class Cluster:
                         self._handle(rank, message)
                         self._changed.notify_all()
 
-    def _welcome(self, rank: int, link: socket.socket) -> None:
-        self._links[rank] = link
-        self.send(
-            rank,
+    def _welcome(self, rank: int, incarnation: int, link: socket.socket) -> None:
+        self._links[rank, incarnation] = link
+        say = [
             m.WorkerWelcome(
                 generation=self.generation,
                 world_size=self.world_size,
@@ -255,10 +276,9 @@ class Cluster:
                 heartbeat_interval_s=0.2,
                 lease_s=self.lease_s,
             ),
-        )
-        for members, keys in self._keys:
-            if rank in members and keys.generation == self.generation:
-                self.send(rank, keys)
+            *(keys for members, keys in self._keys if rank in members and keys.generation == self.generation),
+        ]
+        link.sendall(b"".join(frame(encode(message)) for message in say))
 
     def _handle(self, rank: int, message: m.Message) -> None:
         if getattr(message, "generation", self.generation) != self.generation:
@@ -273,7 +293,7 @@ class Cluster:
                 )
                 self._keys.append((message.members, keys))
                 for member in message.members:
-                    if member != rank:
+                    if member != rank or message.members == (rank, rank):
                         self.send(member, keys)
             case m.CounterAdded():
                 key = (message.generation, message.group, message.key)
@@ -282,20 +302,30 @@ class Cluster:
             case m.CommitAsked() if self.permit is not None:
                 self.send(rank, self.permit(message))
             case events.WorkerReported():
-                self._reports[rank] = message.report
+                self._reports[rank, message.incarnation] = message.report
                 if self._finished:
                     self.send_all(m.Complete(self.generation))
-                elif len(self._reports) == self.world_size:
-                    plan = self.decide(self.generation, self._reports)
-                    assert isinstance(plan, Plan), plan
-                    self.plans.append(plan)
-                    self.send_all(m.PlanPublished(plan))
+                elif len(self._reports) == self.world_size + len(self.successors):
+                    self._publish()
             case events.WorkerRestored():
                 self._restored.add(rank)
                 if len(self._restored) == self.world_size and self.auto_resume:
+                    for moved in self.plans[-1].successors if self.plans else ():
+                        self.retired[moved].kill()
+                        self.retired[moved].join(10)
                     self.send_all(m.Resume(self.generation))
             case events.WorkerFinished():
                 self._finished.add(rank)
+
+    def _publish(self) -> None:
+        former = {r: report for (r, n), report in self._reports.items() if n != self.successors.get(r, n)}
+        reports = {r: report for (r, n), report in self._reports.items() if n == self.successors.get(r, n)}
+        plan = self.decide(self.generation, reports, former) if former else self.decide(self.generation, reports)
+        assert isinstance(plan, Plan), plan
+        plan = msgspec.structs.replace(plan, successors=self.successors)
+        self.successors = {}
+        self.plans.append(plan)
+        self.send_all(m.PlanPublished(plan))
 
 
 def _child(program: Callable[..., None], env: dict[str, str], log: str, config: dict[str, Any]) -> None:
