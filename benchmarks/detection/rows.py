@@ -174,27 +174,27 @@ FAKE_NVML = ROOT / "flashrec/testing/fake_nvml"
 XID = 79  # the GPU has fallen off the bus
 
 
-def report_xid(job: BenchJob, number: int) -> Struck:
-    """NVML is played by flashrec.testing.fake_nvml: no GPU is here. The agent and all that follows are real."""
-    node = job.node_of(job.a_rank(number))
-    path = _xid_folder(job) / f"{node}.xid"
-    draft, at = path.with_suffix(".new"), time.monotonic()
-    draft.write_text(f"0 {XID}")
-    draft.replace(path)
+def report_xid(folder: Path) -> Inject:
+    """NVML is played by flashrec.testing.fake_nvml (no GPU is here), by files in `folder`; all that follows is real."""
 
-    def check_fired() -> None:
-        if path.exists():
-            raise DidNotFire(f"nobody on {node} asked NVML for Xids")
+    def inject(job: BenchJob, number: int) -> Struck:
+        node = job.node_of(job.a_rank(number))
+        path = folder / f"{node}.xid"
+        draft, at = path.with_suffix(".new"), time.monotonic()
+        draft.write_text(f"0 {XID}")
+        draft.replace(path)
 
-    def mend() -> None:
-        """A reset GPU needs a new look: a new agent, which knows nothing of the Xid."""
-        os.kill(job.agent_pid(node), signal.SIGKILL)
+        def check_fired() -> None:
+            if path.exists():
+                raise DidNotFire(f"nobody on {node} asked NVML for Xids")
 
-    return Struck(at, node, reading.is_leaving(node), mend, check_fired)
+        def mend() -> None:
+            """A reset GPU needs a new look: a new agent, which knows nothing of the Xid."""
+            os.kill(job.agent_pid(node), signal.SIGKILL)
 
+        return Struck(at, node, reading.is_leaving(node), mend, check_fired)
 
-def _xid_folder(job: BenchJob) -> Path:
-    return job.folder.parent / "nvml"
+    return inject
 
 
 # ---- what must not be taken for a failure
@@ -251,5 +251,11 @@ def all_rows(work: Path) -> list[Row]:
         Row("30 % packet loss", "nothing", lose(30), hold_s=10, note="both networks of a node, 10 s"),
         Row("slurmd killed", "nothing", kill_slurmd, hold_s=5, note="5 s"),
         Row("node drained", "planned", drain, note="to the start of the planned swap; Slurm is asked every 5 s"),
-        Row("NVML Xid", "planned", report_xid, note="NVML played; to the start of the planned swap", env=nvml),
+        Row(
+            "NVML Xid",
+            "planned",
+            report_xid(work / "nvml"),
+            note="NVML played; to the start of the planned swap",
+            env=nvml,
+        ),
     ]
