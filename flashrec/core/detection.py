@@ -44,6 +44,7 @@ class Detector:
         self._lives: dict[str, Life] = {}
         self._ticked_at: float | None = None
         self._num_rounds = 0
+        self._fit: dict[str, list[str]] = {}  # path -> who is fit to look, in this tick
         self._links = Links(timing, self._probe_over_fabric)
 
     # ---- who is watched ---------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ class Detector:
     def tick(self, now: float) -> Judgement:
         """Judge the silence of everybody. Call at least every `tick_interval_s`."""
         self._give_back_lateness(now)
+        self._fit = {}
         found = Judgement([], [], [])
         watched = {node: life for node, life in self._lives.items() if life.is_watched}
         soonest_s = min(self._timing.hasten_after_s, self._timing.dead_after_s)
@@ -202,7 +204,9 @@ class Detector:
 
     def _probe(self, node: str, path: Path, name: str, now: float, found: Judgement) -> None:
         """Take what the round under way has found, and begin a round if there is none or it is old."""
-        fit = self._fit_to_look(name, now)
+        if name not in self._fit:
+            self._fit[name] = self._fit_to_look(name, now)
+        fit = self._fit[name]
         if path.round is not None:
             concluded = path.round.conclusion(fit)
             if concluded:
@@ -213,21 +217,21 @@ class Detector:
                 return
         self._num_rounds += 1
         path.num_rounds += 1
-        may_probe = [n for n in fit if name == FABRIC or n != self._home]
-        path.round = Round(self._num_rounds, node, choose(node, fit, may_probe, self._timing.probe_peers), now)
+        no_witness = self._home if name == CONTROL else ""
+        path.round = Round(self._num_rounds, node, choose(node, fit, self._timing.probe_peers, no_witness), now)
         for by, target in path.round.looks():
             found.probes.append(Probe(self._num_rounds, by, target, self._lives[target].incarnation, name))
 
     def _fit_to_look(self, name: str, now: float) -> list[str]:
-        """Nodes of which nothing is doubtful on this path."""
+        """Nodes of which nothing is doubtful on this path, in order."""
         within_s = self._timing.suspect_after_s
-        return [
+        return sorted(
             node
             for node, life in self._lives.items()
             if life.state == "alive"
             and now - life.control.heard_at < within_s
             and (name == CONTROL or life.is_heard_on_fabric(now, within_s))
-        ]
+        )
 
     # ---- records ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ while one that counts has not answered nothing is concluded. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import msgspec
 
@@ -60,13 +62,19 @@ class Round:
         return FAILED if any(by in fit for by in self.failed_by()) else ""
 
 
-def choose(node: str, fit: Collection[str], may_probe: Collection[str], num: int) -> dict[str, str]:
-    """Up to `num` probers of `node` among those `fit`, each with its reference; the same for the same input."""
-    others = _ring(fit, node)
-    probers = [by for by in others if by in may_probe][:num]
-    return {by: next(iter(_ring(others, by)), "") for by in probers}
+def choose(node: str, fit: Sequence[str], num: int, no_witness: str = "") -> dict[str, str]:
+    """Up to `num` probers of `node`, each with its reference: its neighbours among those `fit` (in order of names), so
+    that all share the work and the same are asked for the same. no_witness: a node that may only be a reference."""
+    asked: dict[str, str] = {}
+    for by in _ring(fit, node):
+        if len(asked) >= num:
+            break
+        if by != no_witness:
+            asked[by] = next((other for other in _ring(fit, by) if other != node), "")
+    return asked
 
 
-def _ring(nodes: Iterable[str], start: str) -> list[str]:
-    """In order of names, beginning behind `start` and without it: so neighbours share the work."""
-    return sorted((node for node in nodes if node != start), key=lambda node: (node <= start, node))
+def _ring(fit: Sequence[str], start: str) -> Iterator[str]:
+    """All but `start`, beginning behind it."""
+    behind = bisect_right(fit, start)
+    return (node for node in chain(islice(fit, behind, None), islice(fit, behind)) if node != start)

@@ -236,10 +236,11 @@ def test_a_failure_counts_only_with_a_reference() -> None:
 
 def test_neighbours_are_chosen() -> None:
     fit = ["n1", "n2", "n4", "n5"]
-    assert choose("n3", fit, fit, 2) == {"n4": "n5", "n5": "n1"}
-    assert choose("n5", fit, ["n1"], 3) == {"n1": "n2"}
-    assert choose("n5", ["n5", "n1"], fit, 3) == {"n1": ""}
-    assert choose("n5", fit, fit, 0) == {}
+    assert choose("n3", fit, 2) == {"n4": "n5", "n5": "n1"}
+    assert choose("n5", fit, 3, no_witness="n2") == {"n1": "n2", "n4": "n1"}
+    assert choose("n2", fit, 3) == {"n4": "n5", "n5": "n1", "n1": "n4"}
+    assert choose("n5", ["n1", "n5"], 3) == {"n1": ""}
+    assert choose("n5", fit, 0) == {}
 
 
 def test_paths_have_their_names() -> None:
