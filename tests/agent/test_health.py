@@ -262,7 +262,8 @@ def test_a_thread_that_ends_badly_is_said(
 def test_checks_end_with_the_life(node: Node) -> None:
     async def scene() -> None:
         (node.folder / "hang").touch()
-        watch = node.watch()
+        node.file.write_text(node.file.read_text().replace("||", "|| timeout_s=50"))
+        watch = node.watch(timeout_s=1000.0)
         watch.begin(node.tell)
         while not any("sleep 600" in line for line in _children()):
             await asyncio.sleep(0.01)
