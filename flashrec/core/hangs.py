@@ -132,6 +132,7 @@ class HangDetector:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._first_s: float | None = None  # longest first steps of a life
         self._v, self._v_at = -1, None  # type: int, float | None
+        self._num_steps = 0  # of which it is known how long they took
         self._was_quiet = False
         self._hung_at: dict[tuple[int, int], int] = {}  # (rank, v) -> how often it was found hung there
         self._resumed_at = 0.0
@@ -180,6 +181,7 @@ class HangDetector:
         """Some rank is the first to have done step v - 1."""
         if self._v_at is not None and not self._was_quiet:
             self._recent.append((now - self._v_at) / (v - self._v))
+            self._num_steps += v - self._v
         self._hung_at = {at: times for at, times in self._hung_at.items() if at[1] >= v - 1}
         self._v, self._v_at, self._was_quiet = v, now, False
 
@@ -218,7 +220,7 @@ class HangDetector:
 
     def step_s(self) -> float | None:
         """A recent step (a high percentile), in seconds; None until `min_steps` were seen."""
-        if len(self._recent) < self._limits.min_steps:
+        if self._num_steps < self._limits.min_steps:
             return None
         ordered = sorted(self._recent)
         return ordered[min(int(HIGH_PERCENTILE * len(ordered)), len(ordered) - 1)]

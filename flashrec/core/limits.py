@@ -49,7 +49,7 @@ class HangLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     floor_s: Seconds = 3.0  # nobody is found hung sooner
     factor: Annotated[float, Meta(ge=1.5, le=1000)] = 3.0  # times a recent step, or what the fastest peer needed
-    min_steps: Positive = 3  # steps seen before a recent step is known
+    min_steps: Positive = 3  # steps that must have been seen before it is known how long one takes
     first_step_s: Seconds = 600.0  # first steps of a life, until it is known how long they take
     between_s: Seconds = 300.0  # between steps: checkpoints, evaluations and logs belong there
     quiet_max_s: Annotated[float, Meta(ge=0, le=366 * 86400)] = 3600.0  # session.quiet(...); 0: no bound

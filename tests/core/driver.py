@@ -137,6 +137,9 @@ class Driver:
         report = Report(v, voted, passed, "invalid" not in plain, tuple(map(int, group.split(","))))
         return [e.WorkerReported(*self._life(r, named), self._gen(named), report) for r in self._ranks(plain)]
 
+    def _stalled(self, plain, _named):
+        return [e.TrainingStalled(" ".join(plain))]
+
     def _formed(self, plain, named):
         return [e.WorkerFormed(*self._life(r, named), self._gen(named)) for r in self._ranks(plain)]
 
