@@ -156,10 +156,15 @@ def test_an_agent_that_did_not_run_for_longer_than_its_lease_ends_its_workers(mo
             channel.send(made.welcome(lease_s=2.0))
             pid = await launched(made, channel, messages)
             agent.send_signal(signal.SIGSTOP)
+            while " T " not in Path(f"/proc/{agent.pid}/stat").read_text():
+                await asyncio.sleep(0.005)
             channel.send(m.HeartbeatAck(2))
             await asyncio.sleep(2.2)
             assert is_running(pid)
             agent.send_signal(signal.SIGCONT)
+            while made.lives.empty():
+                channel.send(m.HeartbeatAck(3))
+                await asyncio.sleep(0.05)
             again, _messages = await made.lives.get()
             assert not is_running(pid), "they end before the node is offered again"
             again.send(m.Stop("over"))
