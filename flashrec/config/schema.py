@@ -85,7 +85,7 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str = ""
     only: CheckNames = ("disk", "memory", "nic")  # none of them asks Slurm, and none judges the job's load
     admit: CheckNames = ("disk",)  # those that a node waits for before it gets ranks
-    period_s: Seconds = 180.0  # a look costs some 0.15 s of one CPU: less than 0.1 %
+    period_s: Seconds = 240.0  # a look costs up to 0.2 s of one CPU: less than 0.1 %
     again_s: Seconds = 5.0  # while something is in doubt
     timeout_s: Seconds = 15.0  # one look, all checks together
     gpu_period_s: Seconds = 10.0  # NVML; Xids are heard of at once
