@@ -100,8 +100,7 @@ class ProbePort:
                 return
             except OSError:
                 continue  # an earlier datagram of ours came back: the look it belongs to will see no answer
-            if len(datagram) == DATAGRAM_BYTES:
-                self._hear(datagram, sender)
+            self._hear(datagram, sender)
 
     def _hear(self, datagram: bytes, sender: tuple[str, int]) -> None:
         kind, nonce, proof = datagram[:4], datagram[4:20], datagram[20:]

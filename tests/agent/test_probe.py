@@ -132,6 +132,27 @@ def test_garbage_is_dropped_and_an_answer_is_not_longer_than_its_question() -> N
     play(scene)
 
 
+def test_an_answer_may_come_twice() -> None:
+    """Networks duplicate, and a slow node answers several questions at once."""
+
+    async def scene() -> None:
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        with port(LIFE) as there, port() as here:
+            hear = there._hear
+
+            def twice(datagram: bytes, sender: Any) -> None:
+                hear(datagram, sender)
+                hear(datagram, sender)
+
+            there._hear = twice  # type: ignore[method-assign]
+            assert await here.look(there.place, LIFE, PATIENCE_S) == (True, "")
+            await asyncio.sleep(0.01)
+        assert problems == []
+
+    play(scene)
+
+
 def test_loss_does_not_look_like_death() -> None:
     """30 % of all datagrams are lost, in either direction."""
 
