@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean bench-detection bench-false-positives
+.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -36,6 +36,7 @@ help:
 	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
 	@echo "  make install-system   the missing system packages, through apt-get"
 	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
+	@echo "  make bench-mpi [ARGS='--agents 8 100']   what heartbeats over MPI cost; minutes"
 	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
 	@echo "  make clean        remove what was built, the virtual environment too"
 	@echo
@@ -95,6 +96,10 @@ ARGS ?=
 bench-detection: install-system venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(SUDO) $(VENV)/bin/python -m benchmarks.detection $(ARGS)
+
+bench-mpi: venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(VENV)/bin/python -m benchmarks.mpi_heartbeats $(ARGS)
 
 bench-false-positives: install-system venv
 	$(SUDO) $(VENV)/bin/python -m benchmarks.detection.quiet $(ARGS)
