@@ -125,6 +125,7 @@ def test_many_silent_at_once_are_doubted_while_it_lasts_and_it_is_said_once_each
 def test_two_links_at_once_are_two_verdicts() -> None:
     world = cut("n2", "n3").run(5.0)
     assert [(v.node, v.kind, v.state) for _, v in world.said] == [("n2", "link", "dead"), ("n3", "link", "dead")]
+    assert {probe.by for _, probe in world.probes} == {"n1", "n4", "n5"}, "who is not heard there is not asked"
 
 
 def test_our_own_outage_blames_nobody() -> None:
