@@ -40,7 +40,8 @@ LOOK_S = 0.1
 BLIND_S = 0.5  # the hub was silent, or held by one beater, for so long: nobody is to blame
 ANSWER_TIMEOUT_S = 60.0  # loading libmpi on a node
 ATTEMPT_TIMEOUT_S = 6.0
-MIN_RETRY_S, MAX_RETRY_S = 0.5, 60.0
+MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+SILENT_S = 15.0  # then a fresh session is tried: TCP waits longer and longer between its own tries
 SETTLED_S = 20.0  # after so long without all nodes it is said which are missing
 _NOT_UP = ("offered", "ready", "asked", "meeting", "apart")
 
@@ -300,6 +301,8 @@ class Fabric:
             case "up" if peer.is_watched and self._is_idle(peer, now):
                 self._note("fabric beater is silent", node=peer.node, sent=peer.sent, received=peer.received)
                 self._down(peer, "its MPI beater sends nothing", now)
+            case "up" if peer.sent > peer.received and now - peer.heard_at > SILENT_S:
+                self._part(peer, f"what it sends has not come for {SILENT_S:g} s", now)
 
     def _is_idle(self, peer: Peer, now: float) -> bool:
         """All that its agent says was sent has come, and more should have been sent since."""

@@ -176,6 +176,18 @@ def test_a_beater_that_sends_nothing_is_not_held_against_the_link(desk: Desk) ->
     assert desk.watched[-1] == ("up", "n1", 1)
 
 
+def test_what_is_sent_and_does_not_come_is_the_links_silence_and_a_fresh_session_is_tried(desk: Desk) -> None:
+    desk.up("n1")
+    for _ in range(10):
+        desk.look(after_s=module.SILENT_S / 10)
+        desk.says("n1", m.AgentHeartbeat(1, 1, fabric=(desk.session("n1"), 60)))
+    assert desk.watched == [("up", "n1", 1)] and len(desk.of(m.FabricOffered, "n1")) == 1
+    desk.look(after_s=0.1)
+    assert desk.watched[-1] == ("down", "n1", 1, "what it sends has not come for 15 s")
+    desk.look(after_s=1.0)
+    assert len(desk.of(m.FabricOffered, "n1")) == 2
+
+
 def test_an_agent_that_is_silent_itself_proves_nothing_about_its_beater(desk: Desk) -> None:
     desk.up("n1")
     desk.says("n1", m.AgentHeartbeat(1, 1, fabric=(desk.session("n1"), 1)))
