@@ -164,6 +164,7 @@ def main() -> int:
         for index, row in enumerate(chosen, start=1):
             say(f"row {index} of {len(chosen)}: {row.name}")
             measured = measure_row(row, options.injections, functools.partial(start_job, cluster, work, row))
+            found = results.load(options.out, found.machine)  # another row may have been measured meanwhile
             found = found.with_row(measured, [known.name for known in all_rows(work)])
             publish(options.out, found)
     names = [row.name for row in chosen]
