@@ -194,6 +194,15 @@ def test_blame_condemns_nobody() -> None:
     assert [state for _, state in world.states("n1")] == ["suspect", "alive"], "its next heartbeat refutes it"
 
 
+def test_blame_that_was_refuted_does_not_count_again() -> None:
+    world = World(*NODES)
+    for by in ("n2", "n3"):
+        world.take(world.detector.blamed("n1", by, world.now))
+    world.run(0.25)
+    assert world.detector.blamed("n1", "n4", world.now) == []
+    assert [state for _, state in world.states("n1")] == ["suspect", "alive"]
+
+
 @pytest.mark.parametrize(
     "blames",
     [
