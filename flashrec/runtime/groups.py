@@ -6,8 +6,10 @@ alone ("shadow"), builds its model with it, and connects all of them in its firs
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -65,7 +67,7 @@ class Groups:
             return self._seen
         try:
             alive = [group for group in self._groups.values() if group.is_alive]
-            self._seen = self._waits(alive), {group.name: torch_private.num_issued(group.handle) for group in alive}
+            self._seen = self._waits(alive), dict(_issued(alive))
         finally:
             self._lock.release()
         return self._seen
@@ -97,3 +99,10 @@ class Groups:
             alive = [group for _, group in sorted(self._groups.items()) if group.is_alive]
             self._groups = {group.name: group for group in alive}
         return alive
+
+
+def _issued(groups: list[Group]) -> Iterator[tuple[str, int]]:
+    """(group, collectives issued in it), where that can be told."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # destroyed by now, or its backend does not count
+            yield group.name, torch_private.num_issued(group.handle)

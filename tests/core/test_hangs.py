@@ -10,6 +10,7 @@ import pytest
 
 from flashrec.core.hangs import HangDetector, Hung, Stalled
 from flashrec.core.limits import HangLimits
+from flashrec.wire.messages import WorkerBeat
 from tests.core.training import Pause, Training
 
 LIMITS = HangLimits()
@@ -63,6 +64,19 @@ def test_where_waiting_cannot_be_seen_the_count_of_collectives_tells() -> None:
     """NCCL: a rank waits in its driver, which nobody sees from outside."""
     _, hung = found_in(Training(sees_waiting=False, pauses=[Pause(2, 10)]))
     assert hung.rank == 2
+
+
+def test_who_waits_in_one_group_is_not_blamed_by_another() -> None:
+    """Rank 2 waits for rank 1 in group b, and so has not come to the collective of group a in which rank 0 waits."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(40):
+        now = quarter / 4
+        for rank, waiting, issued in ((0, True, (5, 3)), (1, False, (4, 2)), (2, True, (4, 3))):
+            collectives = dict(zip("ab", issued, strict=True))
+            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", "", waiting, collectives, still_s=now)], now)
+        found += detector.tick(now)
+    assert [finding.rank for finding in found] == [1]
 
 
 # ---- what is no hang ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 import flashrec
 from flashrec.runtime import quiet, stacks
+from flashrec.runtime.groups import Groups
 from flashrec.runtime.progress import Progress
 from flashrec.transport import page
 from flashrec.transport.paths import page_path, stacks_path
@@ -100,3 +101,34 @@ def test_without_flashrec_run_quiet_does_nothing_but_wants_a_reason(monkeypatch:
         pass
     with pytest.raises(ValueError, match="say why"), quiet.quiet(None, " "):
         pass
+
+
+class _Group:
+    """A group of which `handle` or its backend may say no."""
+
+    is_alive, backend = True, "gloo"
+
+    def __init__(self, name: str, issued: int | None) -> None:
+        self.name, self.handle = name, self
+        self._issued = issued
+
+    def _get_sequence_number_for_group(self) -> int:
+        if self._issued is None:
+            raise RuntimeError("no backend")
+        return self._issued
+
+
+def test_a_group_that_cannot_tell_does_not_end_the_heartbeats() -> None:
+    groups = Groups(engine=None, progress=None, is_shadow=False, limits=None)
+    groups._groups = {name: _Group(name, issued) for name, issued in (("0", 7), ("1", None), ("2", 3))}
+    assert groups.look()[1] == {"0": 7, "2": 3}
+    groups._groups["0"]._issued = 8
+    with groups._lock:  # the main thread replaces the backends
+        assert groups.look()[1] == {"0": 7, "2": 3}, "nobody looks meanwhile"
+    assert groups.look()[1] == {"0": 8, "2": 3}
+
+
+def test_a_replacement_that_builds_alone_has_issued_nothing() -> None:
+    groups = Groups(engine=None, progress=None, is_shadow=True, limits=None)
+    groups._groups = {"0": _Group("0", 7)}
+    assert groups.look() == (None, {})
