@@ -134,6 +134,20 @@ def test_no_more_is_asked_once_the_silence_is_over() -> None:
     assert len(world.run(5.0).probes) == asked
 
 
+@pytest.mark.parametrize("lost", [("n1",), ()], ids=["not reached", "reached"])
+def test_what_was_found_in_one_silence_does_not_count_in_the_next(lost: tuple[str, ...]) -> None:
+    world = World(*NODES)
+    world.silence("n1")
+    world.reaches = all_but(*lost)
+    world.run(1.375)
+    world.speak("n1", paths=(CONTROL,))
+    world.tick()
+    world.silence("n1")
+    world.reaches = nobody_can_look
+    world.run(5.0)
+    assert world.states("n1") == [(1.0, "suspect"), (1.5, "alive"), (2.5, "suspect"), (3.5, "dead")]
+
+
 def test_an_answer_of_another_round_or_of_a_stranger_does_not_count() -> None:
     world = World(*NODES)
     world.silence("n1")
