@@ -70,6 +70,7 @@ class Job:
         secret = secrets.token_hex(32)
         began_at = time.monotonic()
         self.verdicts: list[str] = []
+        self.ended: list[str] = []  # attempts to meet that failed
         self.processes = [Process("manager", str(count), mode, secret=secret)]
         try:
             self._start(count, mode, secret, began_at)
@@ -84,6 +85,7 @@ class Job:
             if time.monotonic() - began_at > START_S:
                 raise SystemExit(f"{up} of {count} agents are up after {START_S:g} s")
             for line in manager.said(1.0):
+                self.ended += [line["ended"]] if "ended" in line else []
                 self.hub, port, up = line.get("hub", self.hub), line.get("port", port), line.get("up", up)
             if port and len(self.processes) == 1:
                 for first, many in ((0, 1), (1, count - 1)):
@@ -138,8 +140,8 @@ def measure(count: int, runs: int, duration_s: float) -> dict[str, Any]:
         plain = [bare.look(duration_s) for _ in range(runs)]
     with job(count, "auto") as made:
         looks = [made.look(duration_s) for _ in range(runs)]
-        start_s, verdicts = made.start_s, made.verdicts
-    row: dict[str, Any] = {"agents": count, "start_s": round(start_s, 1), "verdicts": verdicts}
+        start_s, verdicts, failed = made.start_s, made.verdicts, made.ended
+    row: dict[str, Any] = {"agents": count, "start_s": round(start_s, 1), "verdicts": verdicts, "failed": failed}
     for role in ("hub", "beater", "manager", "agent"):
         row[role] = _medians([look[role] for look in looks])
     for role in ("manager", "agent"):

@@ -41,6 +41,8 @@ async def run(count: int, mode: str, secret: bytes) -> None:
     def note(what: str, **fields: Any) -> None:
         if what == "fabric hub loaded":
             _tell(hub=fields["pid"])
+        elif what == "fabric session ended":
+            _tell(ended=f"{fields['node']}: {fields['why']}")
 
     def welcome(incarnation: int) -> m.AgentWelcome:
         return m.AgentWelcome(incarnation, 1, count, BEAT_S, 1e6, 30.0, 1.0, "/", {})
@@ -50,7 +52,7 @@ async def run(count: int, mode: str, secret: bytes) -> None:
     )
     server = await listen_tcp(ADDRESS, 0, secret, frames.to_manager, control.serve, control.refused)
     tasks = []
-    fabric = Fabric(Settings(mpi="required"), ADDRESS, control.links, detector, control.send, judge, note, sys.exit)
+    fabric = Fabric(Settings(), ADDRESS, control.links, detector, control.send, judge, note, sys.exit)
     if mode != "off":
         control.hear_fabric = fabric.said
         tasks.append(asyncio.create_task(fabric.run()))

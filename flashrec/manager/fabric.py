@@ -42,6 +42,7 @@ ANSWER_TIMEOUT_S = 60.0  # loading libmpi on a node
 ATTEMPT_TIMEOUT_S = 6.0
 MIN_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 SILENT_S = 15.0  # then a fresh session is tried: TCP waits longer and longer between its own tries
+MANY_FAILURES = 3  # of one node in a row: it is not bad luck
 SETTLED_S = 20.0  # after so long without all nodes it is said which are missing
 _NOT_UP = ("offered", "ready", "asked", "meeting", "apart")
 
@@ -102,7 +103,7 @@ class Fabric:
         self._answered = asyncio.Event()
         self._problem = ""
         self._first_at: float | None = None
-        self._is_announced = False
+        self._is_announced = self._is_complete = False
 
     # ---- the life of the hub ------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class Fabric:
         self._hub.say(words.Drop(peer.session))
         self._down(peer, reason, now)
         self._note("fabric session ended", node=peer.node, why=reason, was=peer.state, failures=peer.failures)
-        if peer.state == "up" or peer.failures == 3:
+        if peer.state == "up" or peer.failures == MANY_FAILURES:
             say(f"no heartbeats over MPI from node {peer.node}, trying again: {reason}")
         peer.problem = reason
         self._become(peer, "apart", now)
@@ -323,15 +324,16 @@ class Fabric:
     # ---- for people -----------------------------------------------------------------------------------------------
 
     def _announce(self, now: float) -> None:
-        """Once: what is watched, and what is not."""
-        if self._is_announced or not self._peers or self._means is None:
+        """Once: what is watched, and what is not; and once more when nothing is missing."""
+        if self._is_complete or not self._peers or self._means is None:
             return
         self._first_at = self._first_at or now
-        if any(peer.state in _NOT_UP for peer in self._peers.values()) and now - self._first_at < SETTLED_S:
-            return
-        self._is_announced = True
-        count = sum(peer.state == "up" for peer in self._peers.values())
         missing = {n: peer.problem or "not yet" for n, peer in self._peers.items() if peer.state != "up"}
+        is_early = any(peer.state in _NOT_UP for peer in self._peers.values()) and now - self._first_at < SETTLED_S
+        if missing and (is_early or self._is_announced):
+            return
+        self._is_announced, self._is_complete = True, not missing
+        count = len(self._peers) - len(missing)
         by_reason = Counter(missing.values())
         said = "; ".join(
             f"not on {', '.join(n for n, why in missing.items() if why == reason)}: {reason}" for reason in by_reason
@@ -341,7 +343,8 @@ class Fabric:
             say(f"fabric: {self._means}, {count} node{'s' * (count > 1)}" + (f"; {said}" if said else ""))
         else:
             say(f"the fabric is not watched: {said}")
-        if missing and self._settings.mpi == "required":
+        hopeless = any(peer.state == "useless" or peer.failures >= MANY_FAILURES for peer in self._peers.values())
+        if hopeless and self._settings.mpi == "required":
             self._refuse(f"fabric.mpi is required, and the fabric is not watched {said.removeprefix('not ')}")
 
 

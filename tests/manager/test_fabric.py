@@ -280,3 +280,30 @@ def test_a_required_fabric_that_a_node_cannot_have_ends_the_job(monkeypatch: pyt
     desk.ready("n2", problem="mpi4py is not installed")
     desk.look()
     assert desk.refusals == ["fabric.mpi is required, and the fabric is not watched on n2: mpi4py is not installed"]
+
+
+def test_a_required_fabric_may_take_its_time_but_not_fail_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(monkeypatch, mpi="required")
+    desk.loaded()
+    desk.joined("n1", "n2")
+    desk.look(after_s=module.SETTLED_S + 1)
+    assert desk.said == ["the fabric is not watched: not on n1, n2: not yet"] and desk.refusals == []
+    for node in ("n1", "n2"):
+        desk.ready(node)
+        desk.look()
+        desk.says(node, m.FabricGoing(desk.session(node)))
+        desk.beat(node, 1)
+        desk.look()
+    assert desk.said[1:] == ["fabric: MPICH 4.3.2, ofi;tcp on eth1, 2 nodes"]
+
+    desk = Desk(monkeypatch, mpi="required")
+    desk.loaded()
+    desk.up("n1")
+    desk.joined("n2")
+    for _ in range(module.MANY_FAILURES):
+        desk.look(after_s=2.0)
+        desk.ready("n2")
+        desk.look()
+        desk.says("n2", m.FabricEnded(desk.session("n2"), "no way over eth1"))
+    desk.look(after_s=module.SETTLED_S)
+    assert desk.refusals == ["fabric.mpi is required, and the fabric is not watched on n2: no way over eth1"]

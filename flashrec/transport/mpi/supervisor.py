@@ -32,6 +32,8 @@ class Supervisor:
     """role: 'hub' or 'beater'. hear(word) for what the child says (never an empty Beats); gone(reason) when a child
     that had loaded its library has ended."""
 
+    module = "flashrec.transport.mpi"
+
     def __init__(
         self, role: str, settings: Settings, hear: Callable[[FromChild], None], gone: Callable[[str], None],
         stall_s: float = STALL_S,
@@ -85,7 +87,7 @@ class Supervisor:
         self.life += 1
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "flashrec.transport.mpi", self._role, start_new_session=True,
+                sys.executable, "-m", self.module, self._role, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as err:
