@@ -66,6 +66,8 @@ def print_timeline(console: Console, timeline: Timeline) -> None:
         print_recovery(console, recovery)
     if not timeline.recoveries:
         console.print("No recovery: nothing failed.")
+    for straggler in timeline.stragglers:
+        console.print(f"[yellow]Straggler[/] {escape(straggler)}")
     code = "" if timeline.exit_code is None else f" (exit code {timeline.exit_code})"
     console.print(f"\nEnd: {escape(timeline.outcome)}{code}")
     if timeline.is_torn:

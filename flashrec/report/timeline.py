@@ -78,7 +78,8 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """A whole job. start_s: from the journal's first line to the first RUNNING."""
+    """A whole job. start_s: from the journal's first line to the first RUNNING. stragglers: 'rank 3: why', as often as
+    a rank became one."""
 
     job_id: int | str | None
     started: str | None
@@ -89,6 +90,7 @@ class Timeline(msgspec.Struct, frozen=True):
     recoveries: tuple[Recovery, ...]
     is_torn: bool
     unreadable_lines: tuple[int, ...]
+    stragglers: tuple[str, ...] = ()
 
 
 def build_timeline(journal: Journal, faults: tuple[FaultLine, ...] = ()) -> Timeline:
@@ -108,6 +110,9 @@ def build_timeline(journal: Journal, faults: tuple[FaultLine, ...] = ()) -> Time
         recoveries=tuple(_recoveries(lines, faults)),
         is_torn=journal.is_torn,
         unreadable_lines=journal.unreadable,
+        stragglers=tuple(
+            f"{line.subject}: {line.reason}" for line in lines if line.kind == "verdict" and line.state == "slow"
+        ),
     )
 
 

@@ -79,6 +79,18 @@ def test_who_waits_in_one_group_is_not_blamed_by_another() -> None:
     assert [finding.rank for finding in found] == [1]
 
 
+def test_who_has_come_to_the_collective_is_not_blamed_for_not_waiting_in_it() -> None:
+    """The root of a broadcast has sent and gone on; its message was lost, so the others wait."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(280):
+        now = quarter / 4
+        tags = [WorkerBeat(rank, 1, 7, 6, 6, "step", "", rank != 1, {"0": 5}, still_s=now) for rank in range(3)]
+        detector.heard(tags, now)
+        found += detector.tick(now)
+    assert [type(finding) for finding in found] == [Stalled]
+
+
 # ---- what is no hang ----------------------------------------------------------------------------------------------
 
 

@@ -265,3 +265,10 @@ def test_what_the_pool_did_not_give_is_shown_with_its_answer():
     assert [text for label, text in details(recovery) if label == "from the pool"] == [
         "pool p: limit reached", "no answer",
     ]  # fmt: skip
+
+
+def test_stragglers_are_listed_when_they_became_so():
+    writer = Writer().start()
+    for mono, state in ((10.0, "slow"), (20.0, "up to pace"), (30.0, "hung")):
+        writer.line(mono, "verdict", subject="rank 3", state=state, reason=f"because {state}", generation=1)
+    assert timeline_of(writer.content).stragglers == ("rank 3: because slow",)
