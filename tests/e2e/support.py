@@ -115,6 +115,24 @@ def assert_at_most_one_step_redone(job_dir: Path, recoveries: int | None = None)
         assert recovery["steps_redone"] in (0, 1), recovery
 
 
+def assert_no_step_redone(job_dir: Path, recoveries: int) -> None:
+    """As above, for planned swaps: nobody was in the step at which training resumed."""
+    found = report_of(job_dir)["recoveries"]
+    assert [recovery["outcome"] for recovery in found] == ["recovered"] * recoveries, found
+    assert [recovery["steps_redone"] for recovery in found] == [0] * recoveries, found
+
+
+def resume_step(job_dir: Path) -> int:
+    """Where the last recovery resumed."""
+    return report_of(job_dir)["recoveries"][-1]["resume_step"]
+
+
+def boundary_fences(journal: Journal) -> list[dict[str, Any]]:
+    """Fences that asked all ranks to pause at the end of a step."""
+    effects = [line["effect"] | {"mono": line["mono"]} for line in journal.lines() if line["kind"] == "effect"]
+    return [effect for effect in effects if effect["type"] == "AnnounceFence" and effect.get("at_boundary")]
+
+
 def processes_with(text: str) -> dict[int, str]:
     """Every process on this machine (any PID namespace below us) whose command line contains `text`: pid -> line."""
     found = {}

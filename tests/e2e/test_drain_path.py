@@ -6,12 +6,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.testing import Fault
-from tests.e2e.support import FLASHREC
+from tests.e2e.cluster_job import NodeJob
+from tests.e2e.support import (
+    FLASHREC,
+    assert_identical,
+    assert_no_step_redone,
+    boundary_fences,
+    processes_with,
+    resume_step,
+)  # fmt: skip
 from tests.support.cluster import dev_cluster, new_name, wait_for
 from tests.support.plugin import SOURCES, build_plugin
 
@@ -49,15 +58,60 @@ def test_a_node_lost_by_silence_is_drained_when_the_job_has_ended(cluster: DevCl
     cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
 
 
+def states(cluster: DevCluster) -> dict[str, str]:
+    return dict(line.split("|") for line in cluster.run(["sinfo", "-hN", "-o%N|%T"]).stdout.split())
+
+
+def ours_on(node: str, job: NodeJob) -> dict[int, str]:
+    """Processes of the job on one node."""
+    found = {}
+    for pid, line in processes_with("flashrec").items() | processes_with(str(job.out)).items():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if {f"SLURMD_NODENAME={node}".encode(), f"SLURM_JOB_ID={job.submitted.id}".encode()} <= set(environ):
+            found[pid] = line
+    return found
+
+
+def test_a_draining_node_leaves_at_a_step_boundary(cluster: DevCluster, node_job, undisturbed_job) -> None:
+    """Slurm's DRAIN of a node in use costs no step, and the job is never killed for it."""
+    calm = undisturbed_job(2, 10)
+    settings = ("detection.slurm_poll_interval_s=0.5",)
+    faults = [Fault("hold", 1, "forward", "request", step=4)]
+    job = node_job(nodes=3, spares=1, steps=10, faults=faults, settings=settings)
+    node = job.faults.await_armed("hold", 120).node
+    assert ours_on(node, job), "its agent and its worker"
+    cluster.run(["scontrol", "update", f"nodename={node}", "state=drain", "reason=fan 3"])
+    job.journal.wait_for(lambda: boundary_fences(job.journal), "a fence at a step boundary", 120)
+    assert job.submitted.state() == "RUNNING"
+    job.faults.mark_fired("hold", time.monotonic())
+    wait_for(lambda: not ours_on(node, job), f"{node} to be left alone", 60)
+    job.finish(None)
+    assert_identical(calm, job.out)
+    assert_no_step_redone(job.job_dir, 1)
+    assert resume_step(job.job_dir) == 5, "the pause comes at the end of the step in which it was asked for"
+    pause = next(line["mono"] for line in job.journal.lines() if line["kind"] == "phase" and line["to"] == "FENCING")
+    (successor,) = [e for e in job.journal.events("WorkerJoined") if e["incarnation"] == 2]
+    assert successor["rank"] == 1 and successor["mono"] < pause, "the spare joined before the pause"
+    assert not job.journal.events("NodeCondemned")
+    wait_for(lambda: states(cluster)[node] == "drained", f"{node} to be drained", 60)
+    assert reasons(cluster) == {node: "fan 3"}, "Slurm's word was not touched"
+    cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"])
+
+
 def test_the_user_has_a_node_replaced_and_drained(cluster: DevCluster, node_job) -> None:
     job = node_job(nodes=3, spares=1, steps=10, faults=[Fault("hold", 1, "forward", "request", step=4)])
     node = job.faults.await_armed("hold", 120).node
     argv = [*FLASHREC, "drain", str(job.job_dir), node, "XID 79\nNodeName=n9"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "epilog drains it" in done.stdout, done.stdout + done.stderr
+    job.journal.wait_for(lambda: boundary_fences(job.journal), "a fence at a step boundary", 120)
     job.faults.mark_fired("hold", time.monotonic())
     job.finish(None)
     wait_for(lambda: node in reasons(cluster), f"{node} to be drained", 60)
+    assert_no_step_redone(job.job_dir, 1)
     assert reasons(cluster) == {node: f"flashrec: job {job.submitted.id}: XID 79?NodeName=n9"}
     cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"])
 
