@@ -1,8 +1,8 @@
 """Looks at this node while a job runs on it, and says when it is sick and when it is well again.
 
-The checks are the programs of `flashrec.health`, each in a process of its own with a time limit, so none of them can
-hold up the agent; GPUs are watched in a thread (`agent.gpus`). What was found outlives a connection to the manager: a
-node that comes back as a new life is not well because nobody remembers.
+The checks are programs (`agent.checks`), GPUs are watched through NVML (`agent.gpus`); both in threads, so that nothing
+holds up the agent. What was found outlives a connection to the manager: a node that comes back as a new life is not
+well because nobody remembers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
-
+from flashrec.agent.checks import Checks
 from flashrec.agent.gpus import GpuWatch
 from flashrec.core.health import Found, HealthRules, NodeState
-from flashrec.health import CheckFileError, load_plan, run_checks
 
 log = logging.getLogger("flashrec.agent")
 Tell = Callable[[str, tuple[str, ...]], None]  # state and reasons
@@ -29,6 +26,7 @@ class HealthWatch:
     def __init__(self, node: str, rules: HealthRules) -> None:
         self._node, self._rules = node, rules
         self._state = NodeState(rules)
+        self._checks = Checks(node, rules)
         self._gpus = GpuWatch(rules.gpu_period_s, self._take)
         self._tell: Tell | None = None
         self._told = ""
@@ -56,7 +54,7 @@ class HealthWatch:
 
     async def _run(self) -> None:
         gpus = asyncio.create_task(self._gpus.wait_first(self._rules.timeout_s))
-        found = await self._look(self._rules.admit)
+        found = await self._checks.look(self._rules.admit)
         await gpus
         self._is_first = False
         self._take(found)
@@ -66,20 +64,8 @@ class HealthWatch:
             if self._state.is_in_doubt:
                 delay_s = min(delay_s, self._rules.again_s)
             await asyncio.sleep(delay_s)
-            self._take([*await self._look(self._rules.only), *self._gpus.overdue(self._rules.timeout_s)])
+            self._take([*await self._checks.look(self._rules.only), *self._gpus.overdue(self._rules.timeout_s)])
             delay_s = self._rules.period_s
-
-    async def _look(self, only: tuple[str, ...]) -> list[Found]:
-        """What the checks say; a check file that cannot be used, or has nothing for this node, saw nothing."""
-        try:
-            plan = load_plan(Path(self._rules.file) if self._rules.file else None)
-            settings = msgspec.structs.replace(plan.settings, run_timeout_s=self._rules.timeout_s)
-            report = await run_checks(msgspec.structs.replace(plan, settings=settings), self._node, only=only)
-        except (CheckFileError, OSError) as err:
-            return [Found("checks", "unknown", str(err))]
-        if not report.findings:
-            return [Found("checks", "unknown", f"{plan.source} has none of {', '.join(only)} for this node")]
-        return [Found(one.label, str(one.verdict.status), one.verdict.reason) for one in report.findings]
 
     def _take(self, found: list[Found]) -> None:
         """A look has been taken, by the checks or at the GPUs."""

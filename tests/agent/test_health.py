@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import flashrec
+from flashrec.agent import checks
 from flashrec.agent.health import HealthWatch
 from flashrec.core.health import HealthRules
 from flashrec.health import nvml
@@ -172,6 +173,32 @@ def test_the_loop_goes_on_while_a_check_hangs(node: Node) -> None:
     play(scene)
 
 
+def test_a_check_file_on_a_dead_file_server_holds_up_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody writes to: to open it hangs, as a file on such a server does."""
+
+    async def scene() -> None:
+        monkeypatch.setattr(checks, "GRACE_S", 0.0)
+        node.file.unlink()
+        os.mkfifo(node.file)
+        watch = node.watch(timeout_s=0.5)
+        began = asyncio.get_running_loop().time()
+        watch.begin(node.tell)
+        turns = 0
+        while not node.told:
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert turns > 5 and asyncio.get_running_loop().time() - began > 0.4
+        assert any("does a file system hang?" in reason for reason in await node.told_that("unknown"))
+        threads = sum(thread.name == "flashrec-checks" for thread in threading.enumerate())
+        await asyncio.sleep(0.5)
+        assert sum(thread.name == "flashrec-checks" for thread in threading.enumerate()) == threads == 1
+        with node.file.open("w") as writer:
+            writer.write("nonsense")
+        watch.close()
+
+    play(scene)
+
+
 def test_a_new_life_is_told_anew_and_a_former_one_not_any_more(node: Node) -> None:
     async def scene() -> None:
         watch = node.watch(period_s=1000.0, well_after=3)
@@ -276,7 +303,8 @@ def test_checks_end_with_the_life(node: Node) -> None:
 
 def _children() -> list[str]:
     found = []
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+    lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]  # of each thread
+    for pid in " ".join(lists).split():
         try:
             found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
