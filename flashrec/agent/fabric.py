@@ -42,8 +42,9 @@ class Fabric:
                     self._renew("it meets each hub once")
                 elif self._means is not None:
                     self._answer(self._means)
+            case m.FabricPort() if self._means is None or self._supervisor is None:
+                self._send(m.FabricEnded(message.session, "its MPI beater is being replaced"))
             case m.FabricPort():
-                assert self._supervisor is not None
                 self._session, self._met = message.session, self._hub
                 knock = (message.address, message.knock)
                 self._supervisor.say(Meet(message.session, self._incarnation, message.port, knock))

@@ -109,7 +109,7 @@ class Hub:
 
     def _answer_knocks(self) -> None:
         for door in self._doors:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # nobody else is there, or has gone already
                 while True:
                     door.accept()[0].close()
 
