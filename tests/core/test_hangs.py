@@ -94,6 +94,18 @@ def test_who_has_come_to_the_collective_is_not_blamed_for_not_waiting_in_it() ->
 # ---- what is no hang ----------------------------------------------------------------------------------------------
 
 
+def test_as_long_as_the_others_move_nobody_is_waited_for() -> None:
+    """Two ranks have something to do together before they need the third."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(120):
+        now = quarter / 4
+        tags = [WorkerBeat(rank, 1, 7, 6, 6, "step", "", True, {"0": 5, "1": quarter}) for rank in (0, 2)]
+        detector.heard([*tags, WorkerBeat(1, 1, 7, 6, 6, "step", "", False, {"0": 4}, still_s=now)], now)
+        found += detector.tick(now)
+    assert found == []
+
+
 def test_ordinary_training_has_no_hang() -> None:
     for step_s in (0.1, 1.0, 7.0):
         assert Training(step_s=step_s, between_s=0.3).run(150 if step_s > 0.1 else 30) == []
