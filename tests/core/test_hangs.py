@@ -94,6 +94,19 @@ def test_who_has_come_to_the_collective_is_not_blamed_for_not_waiting_in_it() ->
 # ---- what is no hang ----------------------------------------------------------------------------------------------
 
 
+def test_as_long_as_nobody_waits_nobody_is_waited_for() -> None:
+    """All compute for long without a collective, and one of them with the interpreter's lock held."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(120):
+        now = quarter / 4
+        for rank, silent_s in ((0, 0.0), (1, now), (2, 0.0)):
+            tag = WorkerBeat(rank, 1, 7, 6, 6, "step", "", False, {"0": 4}, still_s=now, silent_s=silent_s, process="R")
+            detector.heard([tag], now)
+        found += detector.tick(now)
+    assert found == []
+
+
 def test_as_long_as_the_others_move_nobody_is_waited_for() -> None:
     """Two ranks have something to do together before they need the third."""
     detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
