@@ -62,8 +62,6 @@ class Path(msgspec.Struct):
     def excuse(self, late_s: float, now: float) -> None:
         """We did not listen for `late_s`."""
         self.heard_at = min(now, self.heard_at + late_s)
-        if self.round is not None:
-            self.round.asked_at += late_s
 
     def say(self, what: str, note: Note, found: Judgement) -> None:
         """Say it once in a silence."""

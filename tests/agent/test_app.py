@@ -202,10 +202,20 @@ def test_a_lost_connection_is_the_end_of_a_life(monkeypatch: pytest.MonkeyPatch)
             assert not is_running(pid)
             second.send(made.welcome(2))
             assert (await anext(messages)).incarnation == 2
+            assert udp_sockets() == 1, "a former life answers no probes"
             second.send(m.Stop("over"))
             assert await agent == 0
+            assert udp_sockets() == 0
 
     play(scene)
+
+
+def udp_sockets() -> int:
+    """Of this process."""
+    inodes = {line.split()[9] for line in Path("/proc/self/net/udp").read_text().splitlines()[1:]}
+    fds = [Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd")]
+    links = [os.readlink(fd) for fd in fds if os.path.lexists(fd)]
+    return sum(link.removeprefix("socket:[").removesuffix("]") in inodes for link in links)
 
 
 def test_a_refused_agent_ends_and_leaves_the_socket_of_the_admitted_one(monkeypatch: pytest.MonkeyPatch) -> None:
