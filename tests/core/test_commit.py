@@ -46,6 +46,23 @@ def test_the_order_of_reports_has_no_effect(row) -> None:
     assert len(plans) == 1
 
 
+def test_who_moves_and_is_the_only_holder_gives_its_state_itself() -> None:
+    alone = {rank: said(8, 7, 7, replicas=(rank,)) for rank in range(2)} | {2: Report(-1, -1, -1, False, (2,))}
+    plan = decide(2, alone, {2: said(8, 7, 7, replicas=(2,))})
+    assert isinstance(plan, Plan) and (plan.resume_step, plan.sources) == (8, {2: 2})
+    behind = decide(2, alone, {2: said(7, 6, 6, replicas=(2,))})
+    torn = decide(2, alone, {2: said(8, 7, 7, valid=False, replicas=(2,))})
+    assert behind == torn == decide(2, alone) and isinstance(torn, Impossible)
+
+
+def test_what_a_former_life_has_seen_counts() -> None:
+    """All ranks of a job may move at once, and whoever moves may be the only one who saw a vote complete."""
+    plan = decide(2, {0: JOINER, 1: JOINER}, {0: said(8, 7, 7), 1: said(8, 7, 7)})
+    assert isinstance(plan, Plan) and (plan.resume_step, plan.sources) == (8, {0: 0, 1: 1})
+    plan = decide(2, {0: said(7, 7, 6), 1: JOINER}, {1: said(8, 7, 7)})
+    assert isinstance(plan, Plan) and (plan.resume_step, plan.roll_forward, plan.sources) == (8, (0,), {1: 0})
+
+
 def test_sources_are_spread_and_prefer_those_that_are_already_there() -> None:
     reports = {0: said(7, 7, 6), 1: said(8, 7, 7), 2: said(8, 7, 7), 3: JOINER, 4: JOINER, 5: JOINER}
     reports = {r: Report(x.v, x.voted, x.passed, x.valid, tuple(range(6))) for r, x in reports.items()}

@@ -3,8 +3,8 @@ Hypothesis chooses what happens next, including deaths, torn optimizer steps, la
 
 What must hold: generations only grow, and one resumes at most once; no rank has two workers that may act; stale speech
 changes nothing; whoever resumes holds exactly the state of the resume step, copied only from whole states of that
-step; no committed step is lost twice; no node of the pool is asked for, kept or used without need; the journal replays
-to the same state.
+step; no committed step is lost twice, and none when all have paused for a swap; no node of the pool is asked for, kept
+or used without need; the journal replays to the same state.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from flashrec.core import effects as fx
 from flashrec.core import events as e
 from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.machine import Machine
+from flashrec.core.swap import MAX_FAILED
 from flashrec.core.types import Phase, Plan, Report
 from tests.core.driver import snapshot
 
 RANKS_PER_NODE, ACTIVE, NODES = 2, 2, ("n1", "n2", "n3", "n0")
 WORLD = RANKS_PER_NODE * ACTIVE
 POOL, MAX_SWAPS = ("p1", "p2", "p3"), 6
+OF_ACTING_LIVES = (e.WorkerFormed, e.WorkerRestored)
 
 
 @dataclass
@@ -45,19 +47,25 @@ class Process:
     mode: str = "starting"  # starting, running, in-optimizer, fenced, planned, formed, restored
     plan: Plan | None = None
     reported: int = 0
+    paused_votes: set[int] = field(default_factory=set)  # steps in whose vote it asked for a pause
     sent: list[e.AnyEvent] = field(default_factory=list)
 
 
 class RecoveryModel(RuleBasedStateMachine):
-    @initialize(trained=st.sampled_from([True, True, True, False]))
-    def start(self, trained: bool) -> None:
+    @initialize(trained=st.sampled_from([True, True, True, False]), leaves=st.sampled_from(["", "n1", "n2"]))
+    def start(self, trained: bool, leaves: str) -> None:
         limits = Limits(max_without_progress=1000, max_in_place=1000)
         self.machine = Machine(limits, PoolLimits(MAX_SWAPS, wait_s=20.0))
         self.now = 0.0
         self.history: list[tuple[e.AnyEvent, float]] = []
         self.said: list[e.AnyEvent] = []
         self.live: dict[int, Process] = {}
+        self.successors: dict[int, Process] = {}
+        self.former: dict[int, Process] = {}  # those that stand by
         self.zombies: list[Process] = []
+        self.plan: Plan | None = None  # the newest
+        self.training = -1  # the generation that trains; -1: none
+        self.pause = -1  # announced, but not begun: all are to pause at the end of a step
         self.resumed: list[int] = []
         self.announced = 1
         self.committed = 0  # newest step that any process, dead or alive, has applied
@@ -73,6 +81,8 @@ class RecoveryModel(RuleBasedStateMachine):
         if trained:
             self.go_on_at_random(0, 100)
             assert self.machine.phase is Phase.RUNNING
+        if leaves:
+            self.tell(e.NodeLeaving(leaves, "Slurm says DRAIN", "drain"))
 
     # ---- the edge -----------------------------------------------------------------------------------------------
 
@@ -86,30 +96,43 @@ class RecoveryModel(RuleBasedStateMachine):
         match effect:
             case fx.KillWorkers(_, workers, _):
                 for rank, incarnation in workers:
-                    process = self.live.get(rank)
-                    if process is not None and process.incarnation == incarnation:
-                        self.zombies.append(self.live.pop(rank))
+                    self.end(rank, incarnation)
             case fx.LaunchWorkers(placement, _):
                 for node, tasks in placement.items():
                     for task in tasks:
-                        assert task.rank not in self.live, "a rank got a second worker while its first may act"
+                        moves = task.rank in self.live and self.machine.phase is Phase.RUNNING
+                        assert task.rank not in self.successors and task.rank not in self.former
+                        assert moves or task.rank not in self.live, "a second worker while the first may act"
                         assert self.machine.members.nodes[node].alive
                         assert node in NODES or node in self.granted.values(), "a rank on a node that was given back"
-                        self.live[task.rank] = Process(
+                        assert not moves or not self.machine.members.nodes[node].leaving
+                        (self.successors if moves else self.live)[task.rank] = Process(
                             task.rank, task.incarnation, node, task.generation, task.joins, torn=task.joins
                         )
-                local = [(p.node, self.machine.members.slots[p.rank].local_rank) for p in self.live.values()]
+                local = [(life.node, life.local_rank) for life in self.machine.members.lives() if life.is_live]
                 assert len(local) == len(set(local)), "two workers share a local rank"
+            case fx.AnnounceFence(generation, _, True):
+                assert generation > self.announced and not self.former and self.successors
+                self.announced = self.pause = generation
+                for process in self.successors.values():
+                    process.mode = "fenced" if process.mode != "starting" else process.mode
             case fx.AnnounceFence(generation, _):
                 assert generation > self.announced
-                self.announced = generation
-                for process in self.live.values():
+                self.announced, self.training, self.pause = generation, -1, -1
+                for rank in range(WORLD):
+                    if rank in self.former:
+                        assert rank not in self.live, "two lives of a rank may act"
+                        self.live[rank] = self.former.pop(rank)
+                    elif rank not in self.live and rank in self.successors:
+                        self.live[rank] = self.successors.pop(rank)
+                for process in [*self.live.values(), *self.successors.values()]:
+                    process.paused_votes.clear()
                     if process.mode not in {"in-optimizer", "starting"}:
                         process.mode = "fenced"
                     process.plan = None
             case fx.RequestNode(request, _, _):
                 assert request == self.num_requests + 1, "one request, one number"
-                assert self.machine.members.unplaced(), "nobody needs a node"
+                assert self.machine.members.unplaced() or self.is_somebody_to_move(), "nobody needs a node"
                 self.num_requests = request
                 self.asked.add(request)
                 assert self.num_granted + len(self.asked) <= MAX_SWAPS
@@ -118,23 +141,35 @@ class RecoveryModel(RuleBasedStateMachine):
                 self.asked.remove(request)
             case fx.ReleaseNode(request, node, _):
                 assert self.granted.pop(request) == node
-                left = [p for p in self.live.values() if p.node == node]
+                left = [p for p in self.lives() if p.node == node]
                 assert not left or node == self.taken_away, "given back with ranks on it"
                 for process in left:
-                    self.zombies.append(self.live.pop(process.rank))
+                    self.end(process.rank, process.incarnation)
+            case fx.RetireNode(node, _):
+                assert not [p for p in self.lives() if p.node == node], "retired with ranks on it"
             case fx.PublishPlan(plan):
                 assert plan.generation == self.announced
+                self.plan = plan
+                assert plan.at_boundary or not plan.successors
+                for rank, incarnation in plan.successors.items():
+                    assert self.successors[rank].incarnation == incarnation
+                    self.former[rank] = self.live[rank]
+                    self.former[rank].mode = "standing by"
+                    self.live[rank] = self.successors.pop(rank)
                 for process in self.live.values():
-                    if process.reported == plan.generation:
-                        process.plan, process.mode = plan, "planned"
+                    assert process.reported == plan.generation
+                    process.plan, process.mode = plan, "planned"
             case fx.AnnounceResume(generation):
                 self.check_resume(generation)
 
     def check_resume(self, generation: int) -> None:
         assert generation == self.announced and generation not in self.resumed, "one generation forms once"
         self.resumed.append(generation)
+        self.training, self.pause = generation, -1
+        assert not self.former, "a former life may act"
         assert sorted(self.live) == list(range(WORLD)), "a rank is missing"
-        plan = self.machine.plan
+        plan = self.plan
+        assert plan is None or plan.generation == generation
         step = plan.resume_step if plan else 0
         for process in self.live.values():
             assert not process.torn, "resumed from a torn state"
@@ -142,6 +177,19 @@ class RecoveryModel(RuleBasedStateMachine):
             process.mode, process.generation, process.joins = "running", generation, False
             process.voted = process.passed = step - 1
         assert step >= self.committed - 1, "more than one step was lost"
+        assert plan is None or not plan.at_boundary or step == self.committed, "a step is done again"
+
+    def lives(self) -> list[Process]:
+        return [*self.live.values(), *self.successors.values(), *self.former.values()]
+
+    def end(self, rank: int, incarnation: int) -> None:
+        """A process is no more."""
+        for lives in (self.live, self.successors, self.former):
+            if rank in lives and lives[rank].incarnation == incarnation:
+                self.zombies.append(lives.pop(rank))
+
+    def is_somebody_to_move(self) -> bool:
+        return any(self.machine.members.nodes[p.node].leaving for p in self.live.values())
 
     # ---- what workers do ----------------------------------------------------------------------------------------
 
@@ -159,7 +207,7 @@ class RecoveryModel(RuleBasedStateMachine):
         for _ in range(times):
             if not self.live:
                 return
-            self.advance(self.live[chance.choice(sorted(self.live))])
+            self.advance(chance.choice(sorted(self.lives(), key=lambda p: (p.rank, p.incarnation))))
 
     def advance(self, process: Process) -> None:
         match process.mode:
@@ -177,7 +225,7 @@ class RecoveryModel(RuleBasedStateMachine):
     def start_up(self, process: Process) -> None:
         self.tell(e.WorkerStarted(process.rank, process.incarnation, 1))
         self.tell(e.WorkerJoined(process.rank, process.incarnation))
-        if self.live.get(process.rank) is not process:
+        if process not in self.lives():
             return
         if process.joins:
             process.mode = "fenced"
@@ -190,13 +238,18 @@ class RecoveryModel(RuleBasedStateMachine):
         if process.mode == "in-optimizer":
             process.v = process.content = process.v + 1
             self.committed = max(self.committed, process.v)
-            process.mode = "running" if process.generation == self.announced else "fenced"
+            pauses = process.v - 1 in process.paused_votes
+            process.mode = "running" if process.generation == self.training and not pauses else "fenced"
         elif process.voted < process.v:
             process.voted = process.v
+            if self.pause > process.generation:
+                process.paused_votes.add(process.v)
         elif len(self.live) == WORLD and all(
             p.voted >= process.v and p.generation == process.generation for p in self.live.values()
         ):
             process.passed, process.mode = process.v, "in-optimizer"
+            if any(process.v in p.paused_votes for p in self.live.values()):
+                process.paused_votes.add(process.v)
 
     @rule(seed=st.integers(0, 2**16))
     def tear(self, seed: int) -> None:
@@ -230,8 +283,9 @@ class RecoveryModel(RuleBasedStateMachine):
         plan = process.plan
         assert plan is not None
         if process.rank in plan.sources:
-            source = self.live.get(plan.sources[process.rank])
-            if source is None or source.mode not in ("formed", "restored"):
+            giver = plan.sources[process.rank]
+            source = self.former.get(giver) if giver == process.rank else self.live.get(giver)
+            if source is None or source.mode not in ("formed", "restored", "standing by"):
                 return
             assert not source.torn and source.content == plan.resume_step, "copied from a torn or older state"
             process.content = process.v = source.content
@@ -246,10 +300,21 @@ class RecoveryModel(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         if len([p for p in self.live.values() if not p.torn and p.mode != "starting"]) < 2:
             return
-        rank = data.draw(st.sampled_from(sorted(self.live)))
-        process = self.live.pop(rank)
-        self.zombies.append(process)
-        self.tell(e.WorkerExited(rank, process.incarnation, "none", True, "killed"))
+        process = data.draw(st.sampled_from(sorted(self.lives(), key=lambda p: (p.rank, p.incarnation))))
+        self.end(process.rank, process.incarnation)
+        self.tell(e.WorkerExited(process.rank, process.incarnation, "none", True, "killed"))
+
+    @precondition(lambda self: self.machine.phase is not Phase.STOPPED)
+    @rule(data=st.data(), cause=st.sampled_from(["drain", "health"]))
+    def a_node_is_to_leave(self, data: st.DataObject, cause: str) -> None:
+        self.tell(e.NodeLeaving(data.draw(st.sampled_from(sorted(self.machine.members.nodes))), "sick", cause))
+
+    @precondition(lambda self: any(node.leaving for node in self.machine.members.nodes.values()))
+    @rule(data=st.data())
+    def a_node_is_mended(self, data: st.DataObject) -> None:
+        leaving = sorted(node.name for node in self.machine.members.nodes.values() if node.leaving)
+        node = self.machine.members.nodes[data.draw(st.sampled_from(leaving))]
+        self.tell(e.NodeMended(node.name, node.incarnation, "well", data.draw(st.sampled_from(sorted(node.leaving)))))
 
     @precondition(lambda self: self.machine.phase is not Phase.STOPPED)
     @rule(data=st.data(), back=st.booleans())
@@ -258,8 +323,8 @@ class RecoveryModel(RuleBasedStateMachine):
         if not alive:
             return
         node = data.draw(st.sampled_from(alive))
-        for process in [p for p in self.live.values() if p.node == node]:
-            self.zombies.append(self.live.pop(process.rank))
+        for process in [p for p in self.lives() if p.node == node]:
+            self.end(process.rank, process.incarnation)
         self.tell(e.NodeCondemned(node, self.agents[node], "silent"))
         if back:
             self.agents[node] += 1
@@ -267,7 +332,7 @@ class RecoveryModel(RuleBasedStateMachine):
 
     def is_spared_by(self, node: str) -> bool:
         """Some rank keeps its state when this node is lost."""
-        return any(p.node != node and not p.torn and p.mode != "starting" for p in self.live.values())
+        return any(p.node != node and not p.torn and p.mode != "starting" for p in self.lives())
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data(), answer=st.sampled_from(["node", "node", "node", "no", "wait"]))
@@ -300,7 +365,7 @@ class RecoveryModel(RuleBasedStateMachine):
             if not node.alive and data.draw(st.booleans()):
                 self.agents[node.name] = self.agents.get(node.name, 0) + 1
                 self.tell(e.AgentJoined(node.name, self.agents[node.name]))
-                assert node.alive or node.left or self.machine.phase is Phase.STOPPED
+                assert node.alive or node.left or node.leaving or self.machine.phase is Phase.STOPPED
 
     @rule(data=st.data())
     def repeat_old_speech(self, data: st.DataObject) -> None:
@@ -323,8 +388,8 @@ class RecoveryModel(RuleBasedStateMachine):
         rank = getattr(event, "rank", None)
         if rank is None:
             return False
-        process = self.live.get(rank)
-        if process is None or process.incarnation != event.incarnation:
+        process = next((p for p in self.lives() if (p.rank, p.incarnation) == (rank, event.incarnation)), None)
+        if process is None or (process is not self.live.get(rank) and isinstance(event, OF_ACTING_LIVES)):
             return True
         return getattr(event, "generation", self.announced) < self.announced
 
@@ -347,9 +412,35 @@ class RecoveryModel(RuleBasedStateMachine):
 
     @invariant()
     def a_running_job_takes_nothing_from_the_pool_that_it_does_not_use(self) -> None:
-        if self.machine.phase is Phase.RUNNING:
+        if self.machine.phase is Phase.RUNNING and not self.is_somebody_to_move():
             assert not self.asked
-            assert set(self.granted.values()) <= {p.node for p in self.live.values()}
+            assert set(self.granted.values()) <= {p.node for p in self.lives()}
+
+    @invariant()
+    def model_and_machine_agree_on_who_acts(self) -> None:
+        if self.machine.phase is Phase.STOPPED:
+            return
+        members = self.machine.members
+        assert {(s.rank, s.incarnation) for s in members.slots if s.is_live} == {
+            (p.rank, p.incarnation) for p in self.live.values()
+        }
+        assert {(s.rank, s.incarnation) for s in members.successors()} == {
+            (p.rank, p.incarnation) for p in self.successors.values()
+        }
+        standing_by = {(s.rank, s.predecessor.incarnation) for s in members.slots if s.predecessor}
+        assert standing_by == {(p.rank, p.incarnation) for p in self.former.values()}
+
+    @invariant()
+    def who_is_to_move_moves_if_there_is_room(self) -> None:
+        """While training goes on, a leaving node has successors elsewhere, or there is no trusted node for them."""
+        machine = self.machine
+        if machine.phase is not Phase.RUNNING or self.pause > 0:
+            return
+        for node in machine.members.nodes.values():
+            staying = [p for p in self.live.values() if p.node == node.name and p.rank not in self.successors]
+            if node.leaving and staying and node.failed_swaps < MAX_FAILED:
+                rooms = [r for r in machine.members.rooms(machine.limits.max_in_place) if r.trusted]
+                assert all(len(r.free_local_ranks) < len(staying) for r in rooms), "there was room"
 
     def teardown(self) -> None:
         again = Machine(self.machine.limits, self.machine.pool.limits)
