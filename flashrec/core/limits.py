@@ -47,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HangLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When standing still becomes a verdict (`core.hangs`), and who counts as slow."""
 
-    floor_s: Seconds = 3.0  # nobody is found hung sooner
+    floor_s: Seconds = 2.25  # nobody is found hung sooner; heartbeats and the look add up to 0.75 s
     factor: Annotated[float, Meta(ge=1.5, le=1000)] = 3.0  # times a recent step, or what the fastest peer needed
     min_steps: Positive = 3  # steps that must have been seen before it is known how long one takes
     first_step_s: Seconds = 600.0  # first steps of a life, until it is known how long they take
