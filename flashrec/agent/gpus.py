@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from flashrec.core.health import Found
-from flashrec.health import nvml
+from flashrec.health.nvml import Gpus, Unusable, load
 
 log = logging.getLogger("flashrec.agent")
 WAIT_S = 0.5  # for one Xid; they come at once, this is how fast `close` is noticed
@@ -57,8 +57,8 @@ class GpuWatch:
 
     def _run(self) -> None:
         try:
-            gpus = nvml.Gpus(nvml.load())
-        except nvml.Unusable as err:
+            gpus = Gpus(load())
+        except Unusable as err:
             self._post([Found("nvml", "unknown", str(err))])
             return
         try:
