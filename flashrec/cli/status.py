@@ -37,6 +37,8 @@ def describe(line: Line) -> str:
             return f"{line.subject} is {line.state}: {line.reason}"
         case "note":
             return line.what
+        case "effect" if line.effect_type == "Tell":
+            return str(line.effect.get("text", ""))
         case "effect" if line.effect_type != "AnnounceFence":
             return f"{line.effect_type}: {line.effect.get('reason', '')}".removesuffix(": ")
         case "event" if line.event_type in ("NodeGranted", "NodeRefused"):
@@ -44,7 +46,9 @@ def describe(line: Line) -> str:
         case "event" if line.event_type in (
             "WorkerExited",
             "NodeCondemned",
+            "NodeLeaving",
             "NodeLeft",
+            "NodeMended",
             "LaunchFailed",
             "StopRequested",
         ):

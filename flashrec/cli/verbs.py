@@ -117,7 +117,7 @@ def replace(job: str, node: str, reason: str, now: bool) -> None:
 @click.argument("node")
 @click.argument("reason")
 def drain(job: str, node: str, reason: str) -> None:
-    """Replace NODE and report it as bad, with a REASON for the administrators.
+    """Move the ranks of NODE to a spare, as `replace` does, and report it as bad, with a REASON for the administrators.
 
     Slurm drains it when the job has ended, if the site lets jobs' reports do that (drain=user) and its epilog
     finds that the node was the job's.

@@ -113,6 +113,19 @@ def test_steps_redone(reports, resume_step, redone):
     assert only_recovery(writer).steps_redone == redone
 
 
+def test_no_step_is_redone_when_all_have_paused():
+    writer = Writer().start()
+    writer.move(10.0, "RUNNING", "FENCING", "rank 1 move at a step boundary (node n1: Slurm says DRAIN)")
+    writer.report(10.1, 0, 7, True)
+    writer.move(10.2, "FENCING", "PLACING")
+    writer.line(10.3, "effect", effect={"type": "PublishPlan", "plan": {
+        "generation": 2, "resume_step": 7, "roll_forward": [], "sources": {"1": 0}, "reason": "", "at_boundary": True,
+    }})  # fmt: skip
+    writer.move(10.3, "PLACING", "FORMING")
+    writer.forms_and_resumes(10.3)
+    assert only_recovery(writer).steps_redone == 0
+
+
 def test_second_failure_inside_belongs_to_the_same_recovery():
     writer = Writer().start()
     writer.event(10.0, "WorkerExited", rank=0, incarnation=1, reason="killed by SIGKILL")
