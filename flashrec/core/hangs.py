@@ -30,6 +30,7 @@ SILENT_S = 1.0  # no heartbeat of a worker for so long: it says nothing
 FRESH_S = 1.5  # what an agent said longer ago than this is no ground for a verdict
 SETTLE_S = 1.0  # peers have to stand still for so long, too
 WARM_STEPS = 2  # first steps of a life: compilation, caches, the rebuilding of buckets
+FIRST_FLOORS = 10  # first steps have so many floors at least: a replacement loads libraries on a busy node
 RECENT_STEPS = 64
 HIGH_PERCENTILE = 0.9
 LENIENCY = 4.0
@@ -260,7 +261,8 @@ class HangDetector:
             patience_s = max(patience_s, limits.between_s)
         if not it.is_warm or step_s is None:
             known = step_s is not None and self._first_s is not None
-            first_s = limits.factor * (self._first_s or 0.0) if known else limits.first_step_s
+            usual_s = max(FIRST_FLOORS * limits.floor_s, limits.factor * (self._first_s or 0.0))
+            first_s = usual_s if known else limits.first_step_s
             patience_s = max(patience_s, min(first_s, limits.first_step_s))
         return patience_s * LENIENCY ** self._hung_at.get((it.tag.rank, it.tag.v), 0)
 

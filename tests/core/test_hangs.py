@@ -145,6 +145,20 @@ def test_the_first_steps_of_a_replacement_take_as_long_as_first_steps_took() -> 
     assert training.began_at[1, training.pauses[0].step], "it took place"
 
 
+def test_a_replacement_on_a_busy_node_has_time_for_its_first_steps() -> None:
+    training = Training(step_s=0.1, pauses=[])
+    assert training.run(10) == []
+    victim = training.ranks[1]
+    victim.incarnation, victim.told = 2, None
+    training.detector.resumed(training.now)
+    training.pauses = [Pause(1, victim.v + 1, 15.0)]
+    assert training.run(20) == []
+    assert training.began_at, "it took place"
+    training.pauses = [Pause(1, victim.v + 20)]
+    after_s, hung = found_in(training)
+    assert (hung.rank, hung.incarnation) == (1, 2) and after_s < 4.0, "later steps have less"
+
+
 def test_a_step_that_is_as_slow_for_all_is_no_hang() -> None:
     """An evaluation inside of the block, without a word, on all ranks: some are done some seconds sooner."""
     pauses = [Pause(rank, 20, 60.0 + 5 * rank) for rank in range(4)]
