@@ -124,6 +124,11 @@ def test_ordinary_training_has_no_hang() -> None:
         assert Training(step_s=step_s, between_s=0.3).run(150 if step_s > 0.1 else 30) == []
 
 
+def test_where_steps_are_long_a_pause_may_be_longer() -> None:
+    """Also between two collectives that follow each other at once: a page fault storm, a slow log."""
+    assert Training(step_s=5.0, pauses=[Pause(2, 8, 10.0, where="vote")]).run(100) == []
+
+
 def test_a_slow_first_step_is_no_hang() -> None:
     """One rank compiles its model while the others wait."""
     assert Training(step_s=0.5, pauses=[Pause(1, 0, 200.0), Pause(2, 1, 100.0)]).run(400) == []
