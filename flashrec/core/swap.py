@@ -135,10 +135,10 @@ class PlannedSwap(msgspec.Struct):
         return out
 
     def retire(self, members: Members) -> list[AnyEffect]:
-        """Leaving nodes without ranks need no agent; those from the pool are given back anyway."""
+        """Leaving nodes without ranks need no agent, unless it says whether the node is well again."""
         out: list[AnyEffect] = []
         for node in members.nodes.values():
-            if not node.alive or node.request or any(members.on_node(node.name)):
+            if not node.alive or any(members.on_node(node.name)):
                 continue
             if set(node.leaving) - _KEEPS_AGENT:
                 node.alive, node.lost_because = False, _why(node)
