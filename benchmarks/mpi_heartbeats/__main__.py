@@ -194,7 +194,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-mpi", description=__doc__)
-    parser.add_argument("--agents", type=int, nargs="+", default=[8, 100, 300], help="counts (26 MiB each)")
+    parser.add_argument("--agents", type=int, nargs="+", default=[8, 100, 300], help="counts (30 MiB each)")
     parser.add_argument("--runs", type=int, default=5, help="looks per count, of which the median is taken")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one look")
     parser.add_argument("--out", type=Path, default=KEPT)
@@ -205,12 +205,15 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         known[count] = row | {
             "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "runs": args.runs,
-            "seconds": args.seconds, "load": os.getloadavg()[0], "cpus": os.cpu_count(), "kernel": platform.release(),
+            "seconds": args.seconds, "load": round(os.getloadavg()[0], 1), "cpus": os.cpu_count(),
+            "python": platform.python_version(),
         }  # fmt: skip
         args.out.parent.mkdir(exist_ok=True)
         args.out.write_text(json.dumps({"rows": [known[key] for key in sorted(known)]}, indent=1) + "\n")
-        with contextlib.suppress(ImportError):
+        try:
             plot([known[key] for key in sorted(known)], args.out.with_suffix(".svg"))
+        except ImportError:
+            print("no plot: pip install 'flashrec[bench]' (matplotlib)", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -110,19 +110,19 @@ def test_a_lost_hub_is_replaced_and_the_same_beaters_meet_the_new_one(
         pids, former = [beater.pid for beater in beaters], scene.hub.pid
         scene.hub.signal(number)
         await until(lambda: scene.hub.losses and scene.hub.said[-1] == scene.hub.loaded)
-        assert scene.hub.losses == ["killed by SIGKILL" if number == signal.SIGKILL else "silent for 2 s, killed"]
+        assert scene.hub.losses == ["killed by SIGKILL" if number == signal.SIGKILL else "silent for 3 s, killed"]
         assert is_gone(former)
         for beater in beaters:
             await scene.is_heard_on(await scene.meet(beater))
         assert [beater.pid for beater in beaters] == pids
         assert [beater.losses for beater in beaters] == [[], []]
 
-    play(act, stall_s=2.0)
+    play(act, stall_s=3.0)
 
 
 def test_a_stopped_beater_is_replaced_and_the_others_are_heard_meanwhile() -> None:
     async def act(scene: Scene) -> None:
-        watcher, victim = await scene.beater(), await scene.beater()
+        watcher, victim = await scene.beater(), await scene.beater(stall_s=2.0)
         watched, lost = await scene.meet(watcher), await scene.meet(victim)
         victim.signal(signal.SIGSTOP)
         seen = scene.hub.newest(watched)
@@ -134,7 +134,7 @@ def test_a_stopped_beater_is_replaced_and_the_others_are_heard_meanwhile() -> No
         await scene.is_heard_on(await scene.meet(victim))
         assert watcher.losses == scene.hub.losses == []
 
-    play(act, stall_s=2.0)
+    play(act)
 
 
 def test_in_a_job_step_with_pmi_a_child_is_still_alone(monkeypatch: pytest.MonkeyPatch) -> None:
