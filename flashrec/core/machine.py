@@ -107,10 +107,7 @@ class Machine:
                 return True
         if isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
-            return (
-                node is None or not node.alive or node.incarnation != event.incarnation
-                or (event.kind == "link" and node.link_lost != "")
-            )  # fmt: skip
+            return node is None or not node.alive or node.incarnation != event.incarnation
         if isinstance(event, events.NodeLeaving | events.NodeMended):
             node = self.members.nodes.get(event.node)
             return node is None or node.left
