@@ -10,6 +10,7 @@ import itertools
 import time
 
 from flashrec.runtime.errors import Superseded, WaitedTooLong
+from flashrec.runtime.quiet import quiet
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.worker import Worker
 from flashrec.wire import messages as m
@@ -26,7 +27,8 @@ def ask(worker: Worker, step: int | None, timeout_s: float) -> bool:
     try:
         while True:
             asked_at = time.monotonic()
-            answer = _ask_once(worker, step, deadline - asked_at)
+            with quiet(worker, "may_commit"):  # the answer may have to wait for a promise to a former life
+                answer = _ask_once(worker, step, deadline - asked_at)
             if not answer.granted:
                 logger.warning("rank %d may not commit step %d: %s", worker.rank, step, answer.reason)
                 return False

@@ -46,6 +46,7 @@ def test_a_fence_ends_the_wait_with_a_no(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.committer)
     cluster.await_message(m.CommitAsked, count=2)
+    assert cluster.await_beat(0, lambda beat: beat.quiet, "why it stands still").quiet == "may_commit"
     cluster.fence()
     for rank in (0, 1):
         await_log(cluster, rank, "step 1 may commit: False")
