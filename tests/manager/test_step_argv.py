@@ -36,6 +36,11 @@ def test_an_agent_gets_its_environment_whatever_the_ranks_get() -> None:
     assert worker_environment({"SLURM_EXPORT_ENV": "NONE"})["SLURM_EXPORT_ENV"] == "NONE"
 
 
+def test_an_agent_is_no_part_of_an_mpi_job() -> None:
+    """Its beater must be alone in its MPI world, and the loss of a node must not end an MPI job step."""
+    assert "--mpi=none" in words(LAUNCHER.agents(["n1"], 1))
+
+
 def test_they_are_marked_for_the_plugin_and_are_not_redirected() -> None:
     for environment in (agent_environment, worker_environment):
         assert environment({"SLURM_STDOUTMODE": "x", "SLURM_LABELIO": "1"}) == {"FLASHREC_HANDED_OVER": "1"}
