@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from flashrec.config.schema import Config
-from flashrec.core import detection, machine
+from flashrec.core import detection, phases
 from flashrec.core.types import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,12 +19,12 @@ RECOVERY = (ROOT / "docs/concepts/recovery.md").read_text()
 
 def test_the_diagram_is_the_table_of_the_code() -> None:
     drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+)", RECOVERY, re.MULTILINE))
-    coded = {(str(a), str(b)) for a, after in machine.TRANSITIONS.items() for b in after}
+    coded = {(str(a), str(b)) for a, after in phases.TRANSITIONS.items() for b in after}
     assert drawn == coded
 
 
 def test_the_phase_table_is_that_of_the_head_comment() -> None:
-    head = machine.__doc__ or ""
+    head = phases.__doc__ or ""
     for phase in Phase:
         if phase is Phase.STOPPED:
             continue
