@@ -141,7 +141,9 @@ def measure(count: int, runs: int, duration_s: float) -> dict[str, Any]:
     with job(count, "auto") as made:
         looks = [made.look(duration_s) for _ in range(runs)]
         start_s, verdicts, failed = made.start_s, made.verdicts, made.ended
-    row: dict[str, Any] = {"agents": count, "start_s": round(start_s, 1), "verdicts": verdicts, "failed": failed}
+    row: dict[str, Any] = {"agents": count, "start_s": round(start_s, 1), "failed": failed}
+    row["suspected"] = sum(" suspect: " in verdict for verdict in verdicts)
+    row["dead"] = [verdict for verdict in verdicts if " dead: " in verdict]
     for role in ("hub", "beater", "manager", "agent"):
         row[role] = _medians([look[role] for look in looks])
     for role in ("manager", "agent"):
