@@ -54,9 +54,9 @@ def test_when_others_reach_it_over_the_fabric_mpi_is_at_fault_not_the_link() -> 
 def test_mpi_that_hangs_does_not_hide_a_link_that_is_lost_later() -> None:
     world = cut("n3")
     world.reaches = all_but()
-    world.run(3600.0)
+    world.run(300.0)
     rounds = {probe.number for _, probe in world.probes}
-    assert 100 < len(rounds) < 150, "it is looked at again and again, but not every second for hours"
+    assert 12 < len(rounds) < 20, "it is looked at again and again, but not every second for hours"
     world.reaches = all_but("n3", path=FABRIC)
     assert [state for _, state in world.run(31.0).states("n3", "link")] == ["dead"]
 
