@@ -268,12 +268,24 @@ def test_a_manager_that_slept_blames_nobody() -> None:
 
 
 def test_a_new_generation_starts_all_clocks_anew() -> None:
-    training = Training(pauses=[Pause(2, 10)])
-    training.run(12.0)
-    for rank in training.ranks:
-        rank.changed_at = 0.0  # a recovery took long; no tag has changed yet
-    training.detector.resumed(training.now)
-    assert training.run(2.0) == []
+    """A recovery took long, and no tag has changed in it."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    for quarter in range(400, 440):
+        now = quarter / 4
+        if quarter == 400:
+            detector.resumed(now)
+        for rank in range(3):
+            tag = WorkerBeat(rank, 1, 7, 6, 6, "step", "", rank != 1, {"0": 4 if rank == 1 else 5}, still_s=now)
+            detector.heard([tag], now)
+        found += [(now, finding.rank) for finding in detector.tick(now)]
+    ((at, rank),) = found
+    assert rank == 1 and 5.0 <= at - 100.0 <= 6.0
+
+
+def test_a_former_life_has_no_voice() -> None:
+    detector = HangDetector(LIMITS)
+    detector.heard([WorkerBeat(1, 2, 7, 6, 6, "idle", "checkpoint"), WorkerBeat(1, 1, 7, 6, 6, "step")], 5.0)
+    assert detector.note_of(1) == "quiet: checkpoint"
 
 
 def test_one_that_moves_again_was_not_hung() -> None:

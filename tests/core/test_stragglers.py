@@ -40,7 +40,7 @@ def test_half_as_long_again_is_a_straggler_and_is_told_once() -> None:
     assert pace.watch.is_slow(2) and not pace.watch.is_slow(0) and not pace.watch.is_slow(9)
 
 
-@pytest.mark.parametrize("busy_s", [(1.0, 1.0, 1.0), (1.0, 1.1, 1.0), (1.0,), (0.0, 0.0)])
+@pytest.mark.parametrize("busy_s", [(1.0, 1.0, 1.0), (1.0, 1.1, 1.0), (1.0,)])
 def test_equal_ranks_are_none(busy_s: tuple[float, ...]) -> None:
     assert Pace(*busy_s).train(900) == []
 
@@ -77,3 +77,13 @@ def test_a_pause_begins_a_new_window() -> None:
     pace.train(29)
     pace.watch.restart(pace.now)
     assert pace.train(35) == []
+
+
+def test_where_nobody_computes_there_is_nothing_to_compare() -> None:
+    watch, found = Stragglers(LIMITS), []
+    for now in range(400):
+        for rank in (0, 1):
+            for sample in range(2):
+                watch.seen(rank, 1, waiting=bool((now + sample) % 40) and not (rank == 1 and now % 13 == 0))
+        found += watch.tick(float(now))
+    assert found == []
