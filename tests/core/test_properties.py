@@ -450,6 +450,6 @@ class RecoveryModel(RuleBasedStateMachine):
 
 
 RecoveryModel.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestRecovery = RecoveryModel.TestCase

@@ -123,6 +123,22 @@ def test_who_is_refused(node: str, version: str, said: str) -> None:
     play(scene)
 
 
+def test_a_successor_that_waits_has_no_tag() -> None:
+    """Two lives of a rank beat in a planned swap: whoever judges progress must see the one that trains."""
+
+    async def scene(desk: Desk) -> None:
+        told: list[m.WorkerBeat] = []
+        desk.plane.acts = lambda rank, incarnation: (rank, incarnation) == (0, 1)
+        desk.plane.hear_tags = lambda tags, now: told.extend(tags)
+        channel, _ = await desk.agent("n1")
+        training, waiting = m.WorkerBeat(0, 1, 5, 4, 4, "step"), m.WorkerBeat(0, 2, -1, -1, -1, "recovery")
+        channel.send(m.AgentHeartbeat(1, 7, (training, waiting)))
+        assert await heard(channel) == m.HeartbeatAck(7)
+        assert desk.plane.tags == {0: training} and told == [training]
+
+    play(scene)
+
+
 def test_a_second_agent_of_a_node_is_refused_and_the_first_one_stays() -> None:
     async def scene(desk: Desk) -> None:
         first, _ = await desk.agent("n1", launch=1)
