@@ -18,7 +18,9 @@ from flashrec.testing import Fault
 from flashrec.testing.jobs import path_with
 from tests.e2e.cluster_job import PLACES
 from tests.e2e.support import (
+    TRAIN,
     assert_no_process,
+    processes_with,
     report_of,
 )
 from tests.support.cluster import dev_cluster
@@ -50,10 +52,12 @@ def test_node_fault_at_each_place(kind: str, cluster: DevCluster, node_job, undi
         former = job.life(node)
         count = job.faults.fired().__len__()
         job.journal.wait_for(lambda: job.journal.resumes() >= count, f"recovery {count}", 90)  # noqa: B023
+        former_workers = workers_on(cluster, node)
         if kind == "partition":
             assert cluster.processes(node), "a partition kills nothing"
         cluster.heal(node)
         job.await_spare(node, former)
+        assert not former_workers & workers_on(cluster, node), "a former life of a rank outlived its node's return"
     job.finish(undisturbed_job(3, steps), recoveries=len(faults))
     for recovery in report_of(job.job_dir)["recoveries"]:
         assert "silent for" in recovery["reasons"][0]
@@ -73,6 +77,11 @@ def test_spare_lost_while_it_joins(kind: str, cluster: DevCluster, node_job, und
     job.finish(undisturbed_job(3, 10), recoveries=1)
     last = report_of(job.job_dir)["recoveries"][0]["launched"][-1]
     assert last == f"rank 1 on {job.nodes[-1]}", "the batch host is the last spare"
+
+
+def workers_on(cluster: DevCluster, node: str) -> set[int]:
+    """Training processes that live on a node."""
+    return cluster.processes(node).keys() & processes_with(str(TRAIN)).keys()
 
 
 def test_two_nodes_at_once_with_two_spares(cluster: DevCluster, node_job, undisturbed_job) -> None:
