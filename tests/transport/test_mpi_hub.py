@@ -88,7 +88,11 @@ def test_an_error_ends_one_session_and_no_other(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_hub_ends_before_it_runs_out_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
-    stage = Stage([[Accept(n, 1, "p")] for n in range(5)], {"p": Comm([])})
+    """It lives as long as sessions do, however many there are; only lost ones count, once each."""
+    monkeypatch.setattr(module, "MAX_LOST", 2)
+    many: list[list[Word]] = [[Accept(n, 1, "p")] for n in range(5)]
+    lost: list[list[Word]] = [[Drop(0)], [Drop(0)], [Drop(77)], [Drop(1)]]
+    stage = Stage([*many, *lost, [Accept(9, 1, "p")]], {"p": Comm([])})
     Hub(stage, stage, None).run()  # type: ignore[arg-type]
-    assert [word.session for word in stage.said if isinstance(word, Accepted)] == [0, 1]
+    assert [word.session for word in stage.said if isinstance(word, Accepted)] == [0, 1, 2, 3, 4]
+    assert len(stage.script) == 1, "it ended at the second loss"

@@ -3,7 +3,7 @@
 An Accept keeps everybody else unheard until the peer has come: so it is only made for a beater that is in Connect at
 this instant (`Accept`), and it gives up after ACCEPT_TIMEOUT_S. Ports are used in turn: a Connect that comes late must
 not meet a newer Accept. Between two looks at all sessions the process sleeps; MPI moves only inside its calls.
-Communicators are never freed, so after MAX_SESSIONS the hub ends, and the next one begins anew.
+Communicators are never freed, so after MAX_LOST lost sessions the hub ends, and the next one begins anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flashrec.transport.mpi.words import (
 )  # fmt: skip
 
 NUM_PORTS = 256
-MAX_SESSIONS = 1000  # MPICH has 2048 context ids, and looks through all peers it ever had at each Accept
+MAX_LOST = 1000  # sessions; MPICH has 2048 context ids, and looks through all peers it ever had at each Accept
 _BACKLOG = 1024
 
 
@@ -52,7 +52,7 @@ def main(parent: Parent) -> None:
     knock = door.getsockname()[1] if door is not None else 0
     parent.say(Loaded(Means(means.library, means.provider, means.interface, means.address, knock), ports))
     Hub(parent, mpi, door).run()
-    print(f"{MAX_SESSIONS} sessions are enough for one hub", file=sys.stderr, flush=True)
+    print(f"{MAX_LOST} lost sessions are enough for one hub", file=sys.stderr, flush=True)
     parent.end()
 
 
@@ -86,14 +86,14 @@ class Hub:
         self._parent, self._mpi, self._doors = parent, mpi, [door] if door is not None else []
         self._sessions: dict[int, _Session] = {}
         self._waiting: collections.deque[Accept] = collections.deque()
-        self._num_accepted = 0
+        self._num_lost = 0
         self._patience = mpi.Info.Create()
         self._patience.Set("timeout", str(ACCEPT_TIMEOUT_S))
 
     def run(self) -> None:
-        """Until there were MAX_SESSIONS."""
+        """Until MAX_LOST sessions were lost."""
         looked_at = time.monotonic()
-        while self._num_accepted < MAX_SESSIONS:
+        while self._num_lost < MAX_LOST:
             pause_s = 0.0 if self._waiting else max(0.0, looked_at + TICK_INTERVAL_S - time.monotonic())
             self._answer_knocks()
             for word in self._parent.hear(pause_s, self._doors):
@@ -121,7 +121,6 @@ class Hub:
         except self._mpi.Exception as err:
             self._parent.say(Ended(asked.session, f"Accept: {_first_line(err)}", time.monotonic() - began_at))
             return
-        self._num_accepted += 1
         self._sessions[asked.session] = _Session(asked.incarnation, comm)
         self._parent.say(Accepted(asked.session, time.monotonic() - began_at))
 
@@ -144,7 +143,8 @@ class Hub:
 
     def _drop(self, number: int) -> None:
         self._waiting = collections.deque(asked for asked in self._waiting if asked.session != number)
-        self._sessions.pop(number, None)  # no Comm.Free: it would wait for the rest of what a dead peer began to send
+        # no Comm.Free: it would wait for the rest of what a dead peer began to send
+        self._num_lost += self._sessions.pop(number, None) is not None
 
 
 def _first_line(err: BaseException) -> str:
