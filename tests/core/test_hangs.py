@@ -325,6 +325,26 @@ def test_the_recent_step_is_a_high_percentile() -> None:
     assert 1.0 <= training.detector.step_s() <= 1.6, "one slow step does not count"
 
 
+def test_steps_with_a_quiet_rank_are_no_measure() -> None:
+    pauses = [Pause(0, step, 20.0, where="idle", quiet="checkpoint") for step in range(5, 100, 3)]
+    training = Training(step_s=1.0, pauses=pauses)
+    training.run(200)
+    assert len(training.began_at) > 5 and training.detector.step_s() <= 1.6
+
+
+def test_where_one_is_quiet_all_may_wait() -> None:
+    """A long collective of an evaluation."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(800):
+        now = quarter / 4
+        for rank in range(3):
+            quiet = "eval" if rank == 1 else ""
+            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", quiet, True, {"0": 5}, still_s=now)], now)
+        found += detector.tick(now)
+    assert found == []
+
+
 @pytest.mark.parametrize("key", ["floor_s", "factor", "between_s", "quiet_max_s", "straggler_factor"])
 def test_limits_are_finite_and_not_negative(key: str) -> None:
     for value in (-1, math.inf, math.nan):
