@@ -188,6 +188,29 @@ def test_what_is_sent_and_does_not_come_is_the_links_silence_and_a_fresh_session
     assert len(desk.of(m.FabricOffered, "n1")) == 2
 
 
+def test_what_was_sent_in_a_former_session_says_nothing_about_this_one(desk: Desk) -> None:
+    desk.up("n1")
+    for _ in range(4):
+        desk.look(after_s=0.25)
+        desk.says("n1", m.AgentHeartbeat(1, 1, fabric=(desk.session("n1") + 1, 0)))
+    desk.look()
+    assert desk.watched == [("up", "n1", 1)]
+
+
+def test_an_answer_to_the_offer_of_a_former_hub_is_no_answer(desk: Desk) -> None:
+    desk.joined("n1")
+    desk.hub.gone("killed")
+    desk.hub.life = 2
+    desk.loaded()
+    desk.look()
+    desk.says("n1", m.FabricReady(1, "MPICH 4.3.2", "ofi;tcp", "eth1"))
+    desk.look()
+    assert desk.of(m.FabricPort, "n1") == []
+    desk.ready("n1")
+    desk.look()
+    assert len(desk.of(m.FabricPort, "n1")) == 1
+
+
 def test_an_agent_that_is_silent_itself_proves_nothing_about_its_beater(desk: Desk) -> None:
     desk.up("n1")
     desk.says("n1", m.AgentHeartbeat(1, 1, fabric=(desk.session("n1"), 1)))
