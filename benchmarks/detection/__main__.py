@@ -119,17 +119,21 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def bench_cluster(name: str) -> Iterator[tuple[DevCluster, Path]]:
-    """A cluster with a fabric and a work folder; both are gone afterwards, also after Ctrl-C or SIGTERM."""
+def bench_cluster(name: str, kept: Path | None = None) -> Iterator[tuple[DevCluster, Path]]:
+    """A cluster with a fabric and a work folder; both are gone afterwards, also after Ctrl-C or SIGTERM. `kept`: where
+    the work folder is made instead, and stays."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    work = Path(tempfile.mkdtemp(prefix="flashrec-bench-"))
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="flashrec-bench-", dir=kept))
     try:
         (work / "nvml").mkdir()
         spec = ClusterSpec(name=f"{name}-{os.getpid()}", num_nodes=NUM_NODES, slurmd_timeout_s=3600, fabric=True)
         with DevCluster.up(spec, progress=say) as cluster:
             yield cluster, work
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if kept is None:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -144,6 +148,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--injections", type=int, default=20, help="faults a row (default 20)")
     parser.add_argument("--rows", default="", help="comma-separated beginnings of row names (default: all)")
     parser.add_argument("--out", type=Path, default=KEPT, help=f"results (default {KEPT}); .md and .svg beside it")
+    parser.add_argument(
+        "--keep", type=Path, help="folder to leave the jobs' journals and output in, to look into misses"
+    )
     options = parser.parse_args()
     wanted = [word.strip().lower() for word in options.rows.split(",") if word.strip()]
     for word in wanted:
@@ -156,7 +163,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 def main() -> int:
     options, wanted = parse()
-    with bench_cluster("bench") as (cluster, work):
+    with bench_cluster("bench", options.keep) as (cluster, work):
         chosen = [
             row for row in all_rows(work) if not wanted or any(row.name.lower().startswith(word) for word in wanted)
         ]
