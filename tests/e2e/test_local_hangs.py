@@ -19,7 +19,7 @@ def test_a_hang_and_a_held_lock_are_found_shown_and_replaced(local_job, undistur
         Fault("lock", rank=2, place="before-vote", kind="gil", step=85),
     ]
     job = local_job(faults=faults, steps=STEPS, settings=["hangs.first_step_s=20"])
-    assert job.wait() == 0, job.output()[-4000:]
+    assert job.wait(240) == 0, job.output()[-4000:]
     job.faults.assert_all_fired(job.plan)
     assert_identical(undisturbed(STEPS), job.out)
     assert_at_most_one_step_redone(job.job_dir, recoveries=2)
