@@ -112,7 +112,7 @@ def watch(cluster: DevCluster, job: BenchJob, options: argparse.Namespace) -> di
     heard = reading.alarms(job.tail.read(), began)
     return {
         "minutes": options.minutes,
-        "steps": job.status()["step"] - first_step,
+        "steps": (job.status()["step"] or first_step) - first_step,  # None while a worker starts, after a false alarm
         "cpus_busy": statistics.mean(busiest or [load.busy_share()]),
         "connect_median_s": statistics.median(trips),
         "agents_stopped": stops,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from benchmarks.detection.reading import Alarms
 from benchmarks.detection.results import Injection, Results, RowResult
 from flashrec.testing import Fault, FaultDirectory, FaultPlan
 from flashrec.testing.injector import FaultRaised
+from tests.support.cluster import wait_for
 
 
 def verdict(mono: float, subject: str, state: str, reason: str = "silent") -> dict[str, Any]:
@@ -260,6 +262,16 @@ def test_rows_have_names_of_their_own_and_a_wrong_one_is_refused(capsys: pytest.
         patch.setattr(sys, "argv", ["bench", "--rows", "no such"])
         bench.parse()
     assert "the rows are: process exits" in capsys.readouterr().err
+
+
+def test_busy_loops_use_the_cpu_and_end() -> None:
+    from benchmarks.detection.quiet import Machine, busy_cores
+
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before, load = children.read_text(), Machine()
+    with busy_cores(1):
+        wait_for(lambda: load.busy_share() > 0.5 / (os.cpu_count() or 1), "a busy core")
+    assert children.read_text() == before
 
 
 def test_quiet_time_counts_only_if_it_was_bad() -> None:
