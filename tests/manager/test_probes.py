@@ -83,6 +83,10 @@ def notes(it: Job, what: str, **fields: Any) -> list[dict[str, Any]]:
     return [x for x in it.lines() if x.get("what") == what and fields.items() <= x.items()]
 
 
+def events(it: Job, kind: str) -> list[dict[str, Any]]:
+    return [x["event"] for x in it.lines() if x.get("event", {}).get("type") == kind]
+
+
 def dead(it: Job) -> list[dict[str, Any]]:
     return [x for x in it.lines() if x["kind"] == "verdict" and x["state"] == "dead"]
 
@@ -137,7 +141,8 @@ def test_a_lost_link_is_no_end_of_the_agent_and_its_workers_are_killed_through_i
             kills = [x["effect"] for x in it.lines() if x.get("effect", {}).get("type") == "KillWorkers"]
             assert kills[0]["node"] == "local0"
             it.manager.verdicts.judge([Verdict("local0", 1, "alive", "heard again", "link")])
-            (mended,) = [x["event"] for x in it.lines() if x.get("event", {}).get("type") == "NodeMended"]
+            await it.until(lambda: events(it, "NodeMended"))  # the journal is written in a thread
+            (mended,) = events(it, "NodeMended")
             assert (mended["node"], mended["incarnation"], mended["cause"]) == ("local0", 1, "link")
             link = "fabric link of node local0"
             assert [x["state"] for x in it.lines() if x.get("subject") == link] == ["dead", "alive"]
