@@ -106,7 +106,7 @@ def test_nodes_come_from_the_pool_and_go_back(tmp_path: Path) -> None:
             assert it.nodes_of_ranks() == ["local3", "local1"]
             assert it.pool.released == ["local2"]
             assert it.manager.nodes == ("local0", "local1", "local3")
-            assert it.manager.detector.state_of("local2") == "unknown", "nobody looks after it any more"
+            assert it.manager.detector.state_of("local2") == "dead", "it was lost before it was given back"
             assert {row["node"]: row["companion_job"] for row in it.manager._snapshot()["nodes"]} == {
                 "local0": None, "local1": None, "local3": 102,
             }  # fmt: skip
