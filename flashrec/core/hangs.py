@@ -5,7 +5,7 @@ the number of collectives that each worker has issued in each process group: the
 peers, or its process says nothing at all (the interpreter's lock is held, or it is stopped). A worker is *hung* when
 
     it has stood still for its patience             and its peers, all of them, have stood still for `SETTLE_S`
-    it is behind a peer in a group, or silent       and was not seen waiting in a collective since it stands still
+    it is behind a peer in a group, or silent       and was not seen waiting in a collective for its patience
     it is in the step loop, and not quiet           and its agent was heard just now
 
 Patience is the longest of: `floor_s`; `factor` times a recent step; `factor` times what the fastest peer needed for the
@@ -104,7 +104,7 @@ class _Watched(msgspec.Struct):
     tag: Tag
     changed_at: float
     heard_at: float
-    has_waited: bool = False
+    waited_at: float | None = None  # when it was last seen waiting since it stands still
     ahead_at: float | None = None  # since when a peer has issued a collective that this one has not
     quiet_since: float | None = None
     began_v: int | None = None
@@ -145,7 +145,7 @@ class HangDetector:
         """The job goes on in a new generation: what stood still until now did so for a reason."""
         self._resumed_at = now
         for watched in self._ranks.values():
-            watched.changed_at, watched.ahead_at, watched.has_waited = now, None, False
+            watched.changed_at, watched.ahead_at, watched.waited_at = now, None, None
             watched.began_at, watched.condemned = now, False
         self._v_at, self._was_quiet, self._stalled = None, False, False
 
@@ -158,12 +158,13 @@ class HangDetector:
             elif tag.incarnation < watched.tag.incarnation:
                 continue
             elif _has_moved(watched.tag, tag):
-                watched.ahead_at, watched.has_waited, watched.condemned = None, False, False
+                watched.ahead_at, watched.waited_at, watched.condemned = None, None, False
             self._take(watched, tag, now)
 
     def _take(self, watched: _Watched, tag: Tag, now: float) -> None:
         watched.heard_at, watched.changed_at = now, max(now - tag.still_s, self._resumed_at)
-        watched.has_waited |= bool(tag.waiting)
+        if tag.waiting and tag.silent_s < SILENT_S:  # else the tag is old
+            watched.waited_at = now
         if bool(tag.quiet) != bool(watched.quiet_since):
             watched.quiet_since = now if tag.quiet else None
         self._was_quiet |= bool(tag.quiet)
@@ -203,7 +204,7 @@ class HangDetector:
             return self._stalled_all(watched, now)
         if 2 * sum(it.is_silent for it in watched) > len(watched):
             return []  # most say nothing: rather the machines than a worker
-        if not any(it.has_waited or it.tag.waiting is None for it in others):
+        if not any(it.waited_at is not None or it.tag.waiting is None for it in others):
             return []
         found: list[Finding] = []
         for it in hung:
@@ -237,13 +238,15 @@ class HangDetector:
 
     def _is_suspect(self, it: _Watched, watched: list[_Watched], highest: Mapping[str, int], now: float) -> bool:
         if not it.is_silent:
-            if not _is_behind(it, highest) or it.has_waited:
+            if not _is_behind(it, highest):
                 return False
             if it.tag.waiting is None and (not _is_lowest(it, watched) or any(w.tag.quiet for w in watched)):
                 return False  # it may wait in another group, which cannot be seen
         if it.tag.quiet:
             return self._quiet_too_long(it, now)
-        return now - it.changed_at >= self._patience_s(it, watched)
+        # It may hang in one collective's computation while an earlier one still waits for a slow peer.
+        still_since = it.changed_at if it.is_silent else max(it.changed_at, it.waited_at or 0.0)
+        return now - still_since >= self._patience_s(it, watched)
 
     def _quiet_too_long(self, it: _Watched, now: float) -> bool:
         limit_s = self._limits.quiet_max_s
@@ -288,7 +291,7 @@ class HangDetector:
         still_s = min(now - it.changed_at for it in watched)
         if self._stalled or still_s < limit_s or any(it.is_silent or it.tag.quiet for it in watched):
             return []
-        if not any(it.has_waited for it in watched) or any(it.ahead_at is not None for it in watched):
+        if all(it.waited_at is None for it in watched) or any(it.ahead_at is not None for it in watched):
             return []
         self._stalled = True
         group = max(_highest(watched).items(), key=lambda item: item[1], default=("?", 0))

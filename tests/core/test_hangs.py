@@ -79,6 +79,21 @@ def test_who_waits_in_one_group_is_not_blamed_by_another() -> None:
     assert [finding.rank for finding in found] == [1]
 
 
+def test_who_has_waited_for_an_earlier_collective_is_found_when_that_has_come() -> None:
+    """In backward: the first bucket still waits for a slow peer when this rank begins to hang before the second."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for quarter in range(60):
+        now = quarter / 4
+        for rank in range(3):
+            waiting, issued = (now < 1.0, 4) if rank == 0 else (now >= 1.0, 5 if now >= 1.0 else 3)
+            still_s = now if rank == 0 else max(0.0, now - 1.0)
+            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", "", waiting, {"0": issued}, still_s=still_s)], now)
+        found += [(now, finding.rank) for finding in detector.tick(now)]
+    assert [rank for _, rank in found] == [0]
+    assert found[0][0] >= 0.75 + 5.0, "the time in which it was seen waiting does not count"
+
+
 def test_who_has_come_to_the_collective_is_not_blamed_for_not_waiting_in_it() -> None:
     """The root of a broadcast has sent and gone on; its message was lost, so the others wait."""
     detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
