@@ -29,15 +29,15 @@ def assert_recovered(job, undisturbed, recoveries: int | None = None, steps: int
     assert_at_most_one_step_redone(job.job_dir, recoveries)
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
-def test_kind_at_place(kind: str, place: str, local_job, undisturbed) -> None:
-    rank = {"SIGKILL": 0, "SIGSTOP": 3}[kind]
-    job = local_job(faults=[Fault("one", rank, place, kind, step=4)])
-    assert_recovered(job, undisturbed, recoveries=1)
-    (exit_event,) = [e for e in job.journal.events("WorkerExited") if e["farewell"] != "finished"]
-    assert exit_event["rank"] == rank
-    assert ("stopped" in exit_event["reason"]) == (kind == "SIGSTOP"), "the verdict carries its reason"
+def test_kind_at_each_place(kind: str, local_job, undisturbed) -> None:
+    """One after another in one job, another rank each time."""
+    faults = [Fault(place, index % 4, place, kind, step=2 + 2 * index) for index, place in enumerate(PLACES)]
+    job = local_job(faults=faults, steps=13)
+    assert_recovered(job, undisturbed, recoveries=len(PLACES), steps=13)
+    ended = [e for e in job.journal.events("WorkerExited") if e["farewell"] != "finished"]
+    assert [e["rank"] for e in ended] == [fault.rank for fault in faults]
+    assert all(("stopped" in e["reason"]) == (kind == "SIGSTOP") for e in ended), "the verdict carries its reason"
 
 
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
