@@ -81,7 +81,8 @@ def test_an_agent_that_is_gone_ends_the_worker(make_cluster) -> None:
     cluster = make_cluster(2)
     cluster.start_all(programs.endless)
     cluster.await_message(events.WorkerCommitted, count=2)
-    cluster._links[0].shutdown(socket.SHUT_RDWR)
+    (link,) = (link for (rank, _), link in cluster._links.items() if rank == 0)
+    link.shutdown(socket.SHUT_RDWR)
     assert cluster.await_exit(0, 10) == FENCED_EXIT_CODE
     assert "the agent of this node is gone" in cluster.log(0)
 
