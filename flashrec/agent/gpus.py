@@ -58,10 +58,6 @@ class GpuWatch:
     def _run(self) -> None:
         try:
             gpus = Gpus(load())
-        except Unusable as err:
-            self._post([Found("nvml", "unknown", str(err))])
-            return
-        try:
             while not self._over.is_set():
                 self._post(gpus.look())
                 until = time.monotonic() + self._period_s
@@ -69,9 +65,11 @@ class GpuWatch:
                     if found := gpus.wait(WAIT_S):
                         self._post(found)
             gpus.close()
+        except Unusable as err:
+            self._post([Found("nvml", "unknown", str(err))])
         except Exception as err:
-            log.exception("GPUs are not watched any more")
-            self._post([Found("nvml", "unknown", f"cannot be asked any more: {err!r}")])
+            log.exception("GPUs are not watched")
+            self._post([Found("nvml", "unknown", f"cannot be asked: {err!r}")])
 
     def _post(self, found: list[Found]) -> None:
         assert self._loop is not None
