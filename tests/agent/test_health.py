@@ -283,7 +283,7 @@ def test_a_thread_that_ends_badly_is_said(
         watch.close()
 
     play(scene)
-    assert "GPUs are not watched any more" in caplog.text and "ZeroDivisionError" in caplog.text
+    assert "GPUs are not watched" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
 def test_checks_end_with_the_life(node: Node) -> None:
