@@ -119,6 +119,11 @@ class Members:
         """False: a successor or a predecessor."""
         return self.slots[life.rank] is life
 
+    def acting(self, rank: int, incarnation: int) -> Slot | None:
+        """The living life with this number, if it is the one that acts for its rank."""
+        life = self.life(rank, incarnation)
+        return life if life is not None and self.acts(life) else None
+
     def successors(self) -> list[Slot]:
         return [slot.successor for slot in self.slots if slot.successor is not None]
 

@@ -53,5 +53,4 @@ class CommitDesk:
         )
 
     def _is_current(self, rank: int, incarnation: int) -> bool:
-        slots = self._job.machine.members.slots
-        return 0 <= rank < len(slots) and slots[rank].is_live and slots[rank].incarnation == incarnation
+        return self._job.machine.members.acting(rank, incarnation) is not None

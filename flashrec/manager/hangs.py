@@ -19,7 +19,6 @@ from flashrec.config.schema import Hangs
 from flashrec.core import events as e
 from flashrec.core.hangs import LOOP, SILENT_S, HangDetector, Hung, Stalled
 from flashrec.core.machine import Machine
-from flashrec.core.membership import Slot
 from flashrec.core.stragglers import Straggler, Stragglers
 from flashrec.core.types import Phase
 from flashrec.manager.control import ControlPlane, Link
@@ -116,7 +115,7 @@ class HangWatch:
 
     def _found(self, hung: Hung) -> None:
         who = (hung.rank, hung.incarnation)
-        slot = self._slot(*who)
+        slot = self._job.machine.members.acting(*who)
         if slot is None or who in self._asked:
             return
         self._job.journal.verdict(f"rank {hung.rank}", "hung", hung.reason, self._job.machine.generation)
@@ -130,7 +129,7 @@ class HangWatch:
         asked = self._asked.pop(who)
         asked.timer.cancel()
         how, text = (taken.how, taken.text) if taken is not None else ("none", "its agent did not answer in time")
-        is_hung = self._slot(*who) is not None and self._detector.is_hung(*who)
+        is_hung = self._job.machine.members.acting(*who) is not None and self._detector.is_hung(*who)
         self._job.journal.note(
             "worker hangs" if is_hung else "worker moves again", rank=who[0], incarnation=who[1], node=asked.node,
             reason=asked.reason, how=how, stacks=text, killed=is_hung and self._settings.kill,
@@ -150,7 +149,7 @@ class HangWatch:
         def check() -> None:
             self._deaths.discard(timer)
             member = self._job.machine.members.nodes.get(node)
-            slot = self._slot(*who)
+            slot = self._job.machine.members.acting(*who)
             if slot is not None and slot.node == node and member is not None:
                 why = f"rank {who[0]} does not end within {DEATH_TIMEOUT_S:g} s of SIGKILL; it {reason}"
                 say(f"node {node} is given up: {why}")
@@ -169,9 +168,3 @@ class HangWatch:
         state = "slow" if slow.is_slow else "up to pace"
         self._job.journal.verdict(f"rank {slow.rank}", state, slow.reason, self._job.machine.generation)
         say(f"rank {slow.rank} is {'a straggler' if slow.is_slow else 'no straggler any more'}: {slow.reason}")
-
-    def _slot(self, rank: int, incarnation: int) -> Slot | None:
-        """The slot of this life; None when it is over."""
-        slots = self._job.machine.members.slots
-        slot = slots[rank] if 0 <= rank < len(slots) else None
-        return slot if slot is not None and slot.is_live and slot.incarnation == incarnation else None
