@@ -15,7 +15,8 @@ from flashrec.config.load import ConfigError, load_config
 from flashrec.config.schema import Config
 from flashrec.config.spec import PLUGIN_CONTRACT, Spec, parse_spec
 from flashrec.manager import allocate
-from flashrec.manager.entry import EXIT_USAGE, run
+from flashrec.manager.app import EXIT_USAGE
+from flashrec.manager.entry import run
 from flashrec.manager.output_files import output_file
 from flashrec.manager.request import Request, RequestError
 from flashrec.manager.srun_options import SrunOptions, read_srun_options, split

@@ -56,10 +56,6 @@ class Detector:
         if former is not None and former.link and former.state != "left":
             life.link = "inherited"
 
-    def forget(self, node: str) -> None:
-        """Drop all that is known of a node."""
-        self._lives.pop(node, None)
-
     def left(self, node: str) -> list[Verdict]:
         """The node is not the job's any more, and nobody is to blame."""
         life = self._lives.get(node)
@@ -81,7 +77,7 @@ class Detector:
     # ---- signals ----------------------------------------------------------------------------------------------
 
     def heard(self, node: str, incarnation: int, now: float, path: str = CONTROL) -> list[Verdict]:
-        """A heartbeat came. On the control path it refutes a suspicion , on the fabric it mends the link."""
+        """A heartbeat came. On the control path it refutes a suspicion, on the fabric it mends the link."""
         life = self._current(node, incarnation)
         if life is None:
             return []

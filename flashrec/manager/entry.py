@@ -14,8 +14,6 @@ from flashrec.manager.voice import say
 from flashrec.slurm.choice import make_scheduler
 from flashrec.slurm.client import SlurmClient
 
-EXIT_USAGE = 64
-
 
 def run(request: Request) -> int:
     """Run the job; return its exit code. Raises RequestError for what the user can mend."""

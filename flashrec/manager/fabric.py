@@ -124,15 +124,6 @@ class Fabric:
             hub.cancel()
             await asyncio.wait([hub])
 
-    def address_of(self, node: str) -> str:
-        """The address of a node on the fabric; '' if it is not known (yet), or has none."""
-        peer = self._peers.get(node)
-        return peer.means.address if peer is not None and peer.means is not None else ""
-
-    def states(self) -> dict[str, str]:
-        """Node -> its state here, for people."""
-        return {node: peer.problem or peer.state for node, peer in self._peers.items()}
-
     def _for_child(self, address: str) -> words.Settings:
         s = self._settings
         return words.Settings(s.provider, s.interface, address, s.library, s.port_range, s.heartbeat_interval_s)
