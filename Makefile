@@ -52,7 +52,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(VENV)/bin/python || { python=$$(PYTHON="$(PYTHON)" .ci/find-python) && "$$python" -m venv --clear $(VENV); }
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install -q $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
-	@$(VENV)/bin/python -m pip install -q -e ".[torch,mpi,nvidia,dev]"
+	@$(VENV)/bin/python -m pip install -q -e ".[torch,mpi,nvidia,stacks,dev]"
 	@touch $@
 
 lint: install-system venv
