@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -22,6 +23,16 @@ def found_in(training: Training, seconds: float = LONG_S) -> tuple[float, Hung]:
     (at, finding), *_ = training.run(seconds, until="found")
     assert isinstance(finding, Hung)
     return at - training.began_at[finding.rank, training.pauses[-1].step], finding
+
+
+def found_by_hand(quarters: int, tags_at: Callable[[float], list[WorkerBeat]]) -> list[tuple[float, Hung | Stalled]]:
+    """Findings, with their time, when every quarter of a second the tags of all ranks are what `tags_at(now)` says."""
+    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
+    detector.resumed(0.0)
+    for now in (quarter / 4 for quarter in range(quarters)):
+        detector.heard(tags_at(now), now)
+        found += [(now, finding) for finding in detector.tick(now)]
+    return found
 
 
 @pytest.mark.parametrize("step_s", [0.1, 1.0, 5.0, 30.0])
@@ -68,42 +79,42 @@ def test_where_waiting_cannot_be_seen_the_count_of_collectives_tells() -> None:
 
 def test_who_waits_in_one_group_is_not_blamed_by_another() -> None:
     """Rank 2 waits for rank 1 in group b, and so has not come to the collective of group a in which rank 0 waits."""
-    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
-    detector.resumed(0.0)
-    for quarter in range(40):
-        now = quarter / 4
-        for rank, waiting, issued in ((0, True, (5, 3)), (1, False, (4, 2)), (2, True, (4, 3))):
-            collectives = dict(zip("ab", issued, strict=True))
-            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", "", waiting, collectives, still_s=now)], now)
-        found += detector.tick(now)
-    assert [finding.rank for finding in found] == [1]
+
+    def tags_at(now: float) -> list[WorkerBeat]:
+        said = ((0, True, (5, 3)), (1, False, (4, 2)), (2, True, (4, 3)))
+        return [
+            WorkerBeat(rank, 1, 7, 6, 6, "step", "", waiting, dict(zip("ab", issued, strict=True)), still_s=now)
+            for rank, waiting, issued in said
+        ]
+
+    assert [finding.rank for _, finding in found_by_hand(40, tags_at)] == [1]
 
 
 def test_who_has_waited_for_an_earlier_collective_is_found_when_that_has_come() -> None:
     """In backward: the first bucket still waits for a slow peer when this rank begins to hang before the second."""
-    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
-    detector.resumed(0.0)
-    for quarter in range(60):
-        now = quarter / 4
-        for rank in range(3):
-            waiting, issued = (now < 1.0, 4) if rank == 0 else (now >= 1.0, 5 if now >= 1.0 else 3)
-            still_s = now if rank == 0 else max(0.0, now - 1.0)
-            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", "", waiting, {"0": issued}, still_s=still_s)], now)
-        found += [(now, finding.rank) for finding in detector.tick(now)]
-    assert [rank for _, rank in found] == [0]
+
+    def tags_at(now: float) -> list[WorkerBeat]:
+        have_come = now >= 1.0
+        late = [
+            WorkerBeat(
+                rank, 1, 7, 6, 6, "step", "", have_come, {"0": 5 if have_come else 3}, still_s=max(0.0, now - 1.0)
+            )
+            for rank in (1, 2)
+        ]
+        return [WorkerBeat(0, 1, 7, 6, 6, "step", "", not have_come, {"0": 4}, still_s=now), *late]
+
+    found = found_by_hand(60, tags_at)
+    assert [finding.rank for _, finding in found] == [0]
     assert found[0][0] >= 0.75 + 5.0, "the time in which it was seen waiting does not count"
 
 
 def test_who_has_come_to_the_collective_is_not_blamed_for_not_waiting_in_it() -> None:
     """The root of a broadcast has sent and gone on; its message was lost, so the others wait."""
-    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
-    detector.resumed(0.0)
-    for quarter in range(280):
-        now = quarter / 4
-        tags = [WorkerBeat(rank, 1, 7, 6, 6, "step", "", rank != 1, {"0": 5}, still_s=now) for rank in range(3)]
-        detector.heard(tags, now)
-        found += detector.tick(now)
-    assert [type(finding) for finding in found] == [Stalled]
+
+    def tags_at(now: float) -> list[WorkerBeat]:
+        return [WorkerBeat(rank, 1, 7, 6, 6, "step", "", rank != 1, {"0": 5}, still_s=now) for rank in range(3)]
+
+    assert [type(finding) for _, finding in found_by_hand(280, tags_at)] == [Stalled]
 
 
 # ---- what is no hang ----------------------------------------------------------------------------------------------
@@ -349,15 +360,12 @@ def test_steps_with_a_quiet_rank_are_no_measure() -> None:
 
 def test_where_one_is_quiet_all_may_wait() -> None:
     """A long collective of an evaluation."""
-    detector, found = HangDetector(HangLimits(first_step_s=5.0)), []
-    detector.resumed(0.0)
-    for quarter in range(800):
-        now = quarter / 4
-        for rank in range(3):
-            quiet = "eval" if rank == 1 else ""
-            detector.heard([WorkerBeat(rank, 1, 7, 6, 6, "step", quiet, True, {"0": 5}, still_s=now)], now)
-        found += detector.tick(now)
-    assert found == []
+
+    def tags_at(now: float) -> list[WorkerBeat]:
+        quiet = {1: "eval"}
+        return [WorkerBeat(n, 1, 7, 6, 6, "step", quiet.get(n, ""), True, {"0": 5}, still_s=now) for n in range(3)]
+
+    assert found_by_hand(800, tags_at) == []
 
 
 @pytest.mark.parametrize("key", ["floor_s", "factor", "between_s", "quiet_max_s", "straggler_factor"])
