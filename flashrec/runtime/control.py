@@ -46,6 +46,7 @@ class Control:
         self._send_lock = threading.Lock()
         self._pid = os.getpid()
         self._closing = False
+        self._jitter = random.Random()  # not the script's generator: it may draw from that at any moment
         self.welcome = welcome
 
     @classmethod
@@ -112,7 +113,7 @@ class Control:
         while not self._closing:
             self.beat()
             # not in time with the steps: how often a rank is seen waiting shall be how much it waits
-            time.sleep(self.welcome.heartbeat_interval_s * random.uniform(0.8, 1.0))
+            time.sleep(self.welcome.heartbeat_interval_s * self._jitter.uniform(0.8, 1.0))
 
     def _read(self, board: Board, on_fence: Callable[[int], None]) -> None:
         pending = self._reader.feed(b"")
