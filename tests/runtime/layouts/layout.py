@@ -1,0 +1,57 @@
+"""Layouts: how a small model is spread over the ranks, in the words that users of torch would use.
+
+Each layout lives in a module of its own with a function `build() -> Setup`, called on every rank after
+`init_process_group`, and knows nothing about faults. `TABLE` names them all; modules are imported where they run, so
+that the fork server does not load what most tests do not need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Setup:
+    """What one rank trains with."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    run: Callable[[int], torch.Tensor]  # forward and backward of one step, all micro-batches; the loss, detached
+    watched: nn.Parameter  # its gradient comes in the middle of the backward
+    clip: Callable[[], object] = lambda: None  # after the backward
+    state: dict[str, Any] = field(default_factory=dict)  # for Session(state=…); what has step() is stepped at the end
+    session: dict[str, Any] = field(default_factory=dict)  # more arguments of Session
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of the table. protected: a lost rank has a replica; reason: why not."""
+
+    name: str
+    world_size: int
+    module: str
+    function: str = "build"
+    reason: str = ""
+
+    @property
+    def is_protected(self) -> bool:
+        return not self.reason
+
+    def build(self) -> Setup:
+        module = importlib.import_module(f"tests.runtime.layouts.{self.module}")
+        setup: Setup = getattr(module, self.function)()
+        return setup
+
+
+TABLE = {
+    layout.name: layout
+    for layout in (
+        Layout("ddp", 3, "plain_ddp"),
+    )
+}  # fmt: skip

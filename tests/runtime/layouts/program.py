@@ -1,0 +1,99 @@
+"""The training script that runs any layout, with faults at named places, and what it leaves to be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import flashrec
+from flashrec.runtime.limits import Limits
+from tests.runtime import programs
+from tests.runtime.layouts.layout import TABLE, Setup
+
+PLACES = ("forward", "backward", "after-backward", "before-vote", "in-optimizer", "after-optimizer", "between")
+
+
+def train(
+    out: str,
+    layout: str,
+    steps: int = 6,
+    faults: list[tuple[int, int, int, str]] = (),
+    limits: dict[str, float] | None = None,
+) -> None:
+    """faults: (rank, life, step, place), place one of PLACES, with `stop-` before it for SIGSTOP."""
+    programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
+    hit = programs.Faults(list(faults))
+    hit.visit(-1, "init")
+    setup = TABLE[layout].build()
+    session = flashrec.Session(setup.model, setup.optimizers, state=setup.state, **setup.session)
+    where = [0]
+    setup.watched.register_post_accumulate_grad_hook(lambda _: hit.visit(where[0], "backward"))
+    setup.optimizers[0].register_step_pre_hook(lambda *_: hit.visit(where[0], "in-optimizer"))  # after the session's
+    hit.visit(-1, "join")
+    losses: dict[int, str] = {}
+    redone = 0
+    for step in session.steps(steps):
+        with step:
+            where[0] = int(step)
+            hit.visit(step, "forward")
+            loss = setup.run(int(step))
+            hit.visit(step, "after-backward")
+            drawn = [random.random().hex(), float(torch.rand(())).hex()]
+            setup.clip()
+            hit.visit(step, "before-vote")
+            for optimizer in setup.optimizers:
+                optimizer.step()
+            hit.visit(step, "after-optimizer")
+            for item in setup.state.values():
+                if isinstance(item, torch.optim.lr_scheduler.LRScheduler):
+                    item.step()
+            for optimizer in setup.optimizers:
+                optimizer.zero_grad()
+        if step.is_done:
+            losses[int(step)] = [float(loss).hex(), drawn]
+        else:
+            redone += 1
+        hit.visit(step, "between")
+    hit.visit(steps, "after-loop")
+    result: dict[str, Any] = {
+        "losses": losses,
+        "redone": redone,
+        "digest": digest(setup, with_buffers=False),
+        "full": digest(setup),
+        "bytes": sum(local(tensor).nbytes for tensor in tensors(setup).values()),
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+    Path(out).write_text(json.dumps(result))
+
+
+def tensors(setup: Setup, *, with_buffers: bool = True) -> dict[str, torch.Tensor]:
+    """Everything this rank holds of the state, by name."""
+    found = dict(setup.model.named_parameters()) | (dict(setup.model.named_buffers()) if with_buffers else {})
+    for i, optimizer in enumerate(setup.optimizers):
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        index = {id(param): j for j, param in enumerate(params)}
+        for param, slots in optimizer.state.items():
+            for name, slot in slots.items():
+                if isinstance(slot, torch.Tensor):
+                    found[f"optimizer {i} parameter {index.get(id(param), param)} {name}"] = slot
+    return found
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def digest(setup: Setup, *, with_buffers: bool = True) -> str:
+    found = hashlib.sha256()
+    for name, tensor in tensors(setup, with_buffers=with_buffers).items():
+        found.update(name.encode())
+        found.update(local(tensor.detach()).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
