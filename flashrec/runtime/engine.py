@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from flashrec.runtime import torch_private
+from flashrec.runtime.torch_private import groups as private
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Group:
     @property
     def is_alive(self) -> bool:
         found = self.reference()
-        return found is not None and torch_private.is_alive(found)
+        return found is not None and private.is_alive(found)
 
     @property
     def size(self) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from flashrec.runtime import stuck, torch_private
+from flashrec.runtime import stuck
 from flashrec.runtime.engine import Engine, Group
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.progress import Progress, Seen
 from flashrec.runtime.timeline import logger
+from flashrec.runtime.torch_private import groups as private
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -82,7 +83,7 @@ class Groups:
         except OSError:  # a group was destroyed, or the kernel does not tell
             self._gloo_threads = []
             return None
-        is_all = groups and all(torch_private.backend_names(group.backend) == {"gloo"} for group in groups)
+        is_all = groups and all(private.backend_names(group.backend) == {"gloo"} for group in groups)
         return False if is_all else None
 
     def _form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
@@ -105,4 +106,4 @@ def _issued(groups: list[Group]) -> Iterator[tuple[str, int]]:
     """(group, collectives issued in it), where that can be told."""
     for group in groups:
         with contextlib.suppress(RuntimeError):  # destroyed by now, or its backend does not count
-            yield group.name, torch_private.num_issued(group.handle)
+            yield group.name, private.num_issued(group.handle)

@@ -16,15 +16,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flashrec.runtime import gloo, nccl, torch_private
+from flashrec.runtime import gloo, nccl
 from flashrec.runtime.board import Board
 from flashrec.runtime.engine import Group
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.timeline import Timeline, Watch
+from flashrec.runtime.torch_private import groups as private
+from flashrec.runtime.torch_private import versions
 
 DISPOSE_THREAD = "flashrec-dispose"
-MakeStore = Callable[[str, tuple[int, ...], int, float], torch_private.Store]
+MakeStore = Callable[[str, tuple[int, ...], int, float], private.Store]
 
 
 class InPlaceEngine:
@@ -34,7 +36,7 @@ class InPlaceEngine:
         self,
         board: Board,
         make_store: MakeStore,
-        replacer: torch_private.Replacer,
+        replacer: private.Replacer,
         address: str,
         interface: str,
         limits: Limits,
@@ -43,7 +45,7 @@ class InPlaceEngine:
         self._board, self._make_store, self._replacer = board, make_store, replacer
         self._address, self._interface = address, interface
         self._limits, self._timeline = limits, timeline
-        self._stores: dict[str, list[torch_private.Store]] = {}  # a backend uses its store later, too: keep it as long
+        self._stores: dict[str, list[private.Store]] = {}  # a backend uses its store later, too: keep it as long
         self._nccl: dict[str, Any] = {}
         self._kept: list[tuple[int, list[socket.socket]]] = []  # (fence, connections it has cut), see gloo.shut
         self._unblocking = threading.Lock()  # a fence does it in the control thread, a pause in the main thread
@@ -86,9 +88,9 @@ class InPlaceEngine:
 
     def _build(self, group: Group, generation: int, timeout_s: float) -> _Backends:
         by_name: dict[str, Any] = {}
-        stores: list[torch_private.Store] = []
+        stores: list[private.Store] = []
         found: dict[str, tuple[Any, Any]] = {}
-        for device, (name, kind) in torch_private.backend_types(group.backend).items():
+        for device, (name, kind) in private.backend_types(group.backend).items():
             if name not in by_name:
                 store = self._make_store(store_name(group, name), group.ranks, generation, timeout_s)
                 stores.append(store)
@@ -96,10 +98,10 @@ class InPlaceEngine:
             found[device] = (kind, by_name[name])
         return found, stores
 
-    def _build_one(self, name: str, group: Group, store: torch_private.Store) -> Any:
+    def _build_one(self, name: str, group: Group, store: private.Store) -> Any:
         if name == "gloo":
-            device = torch_private.gloo_device(self._address, self._interface)
-            return torch_private.gloo_backend(
+            device = private.gloo_device(self._address, self._interface)
+            return private.gloo_backend(
                 store, group.group_rank, group.size, device, self._limits.connect_timeout_s, group.timeout
             )
         if name == "nccl":
@@ -112,7 +114,7 @@ class InPlaceEngine:
             name: table for table_generation, name, table in self._board.tables() if table_generation == generation
         }
         for group in groups:
-            if "gloo" not in {name for name, _ in torch_private.backend_types(group.backend).values()}:
+            if "gloo" not in {name for name, _ in private.backend_types(group.backend).values()}:
                 continue
             listening = gloo.addresses(tables.get(store_name(group, "gloo"), {}).values())
             num_found = sum(gloo.count_connections(listening).values())
@@ -120,13 +122,11 @@ class InPlaceEngine:
                 raise NotUnblockable(
                     f"group {group.name} has {group.size} ranks, but only {num_found} of its {group.size - 1} "
                     "connections were recognised, so a failure could not be made known to this rank. This torch "
-                    f"or its gloo behaves differently; supported: torch {torch_private.SUPPORTED_TEXT}"
+                    f"or its gloo behaves differently; supported: torch {versions.SUPPORTED_TEXT}"
                 )
 
 
-_Backends = tuple[
-    dict[str, tuple[Any, Any]], list[torch_private.Store]
-]  # device type -> (backend type, backend); stores
+_Backends = tuple[dict[str, tuple[Any, Any]], list[private.Store]]  # device type -> (backend type, backend); stores
 
 
 class _Build:

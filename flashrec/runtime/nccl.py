@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flashrec.runtime import torch_private
 from flashrec.runtime.engine import Group
+from flashrec.runtime.torch_private import groups as private
 
 WANTED_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -28,18 +28,18 @@ def check_environment(environ: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in WANTED_ENVIRONMENT.items() if environ.get(name) != value]
 
 
-def build(group: Group, store: torch_private.Store) -> Any:
+def build(group: Group, store: private.Store) -> Any:
     """A connected NCCL backend for `group`. Raises RuntimeError when this torch has no NCCL."""
     if not dist.is_nccl_available():
         raise RuntimeError(
             f"group {group.name} asks for nccl, but this torch has none: use gloo, or a CUDA build of torch"
         )
-    return torch_private.nccl_backend(store, group.group_rank, group.ranks, group.name, group.options, group.timeout)
+    return private.nccl_backend(store, group.group_rank, group.ranks, group.name, group.options, group.timeout)
 
 
 def abort(backends: list[Any]) -> int:
     """Abort the communicators of `backends`. Returns how many."""
-    torch_private.nccl_abort(backends)
+    private.nccl_abort(backends)
     return len(backends)
 
 

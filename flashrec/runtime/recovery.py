@@ -19,8 +19,8 @@ import torch
 from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import transfer
-from flashrec.runtime.ddp import DdpInstances
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.state import State
 from flashrec.runtime.timeline import Moving, Watch, logger
@@ -34,13 +34,13 @@ class Recovery:
         self,
         worker: Worker,
         replicas: tuple[int, ...],
-        ddp: DdpInstances,
+        parts: Parts,
         state: State,
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self._worker, self._replicas = worker, replicas
-        self._ddp, self._state, self._snapshot, self._optimizers = ddp, state, snapshot, optimizers
+        self._parts, self._state, self._snapshot, self._optimizers = parts, state, snapshot, optimizers
 
     def await_plan(self) -> Plan:
         """Report where this rank stands and wait for the decision. Raises TrainingComplete, WaitedTooLong."""
@@ -123,7 +123,7 @@ class Recovery:
         if worker.rank in plan.sources:
             moved = self._receive(plan)
         elif progress.v == plan.resume_step and progress.valid:
-            self._ddp.settle_for(progress.v)
+            self._parts.settle_for(progress.v)
             if self._snapshot.step == progress.v:
                 self._snapshot.restore()
         else:
@@ -136,6 +136,7 @@ class Recovery:
         served = [t for t, source in plan.sources.items() if source == worker.rank and t != worker.rank]
         for target in sorted(served):
             self._serve(plan, target)
+        self._parts.complete()
         worker.control.send(
             events.WorkerRestored(
                 rank=worker.rank,
@@ -170,7 +171,7 @@ class Recovery:
         if moved.manifest.v != plan.resume_step:
             raise RecoveryFailed(f"the source sent step {moved.manifest.v}, the plan says {plan.resume_step}")
         self._snapshot.forget()
-        self._ddp.impose(moved.manifest.layouts)
+        self._parts.impose(moved.manifest.parts)
         progress.v = plan.resume_step
         progress.voted = progress.passed = plan.resume_step - 1
         progress.valid = True
@@ -188,7 +189,7 @@ class Recovery:
             worker.secret,
             self._state,
             worker.progress.v,
-            self._ddp.layouts(),
+            self._parts.describe(),
             worker.limits.transfer_timeout_s,
             Moving("sending", worker.timeline),
         )

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from flashrec.runtime.ddp import DdpInstances
+from flashrec.runtime.parallel.ddp import DdpInstances
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
@@ -134,10 +135,11 @@ def recoverable_guard(
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
     ddp = DdpInstances(model)
+    parts = Parts([ddp])
     snapshot = Snapshot(model, listed, objects, keeps_random_state=seed is None)
     state = State(model, listed, objects, sends_random_state=seed is None)
     found = tuple(replicas) if replicas is not None else ddp.replicas(worker.env.world_size)
-    recovery = Recovery(worker, found, ddp, state, snapshot, listed)
+    recovery = Recovery(worker, found, parts, state, snapshot, listed)
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
     vote = Vote(worker.progress, worker.env.world_size, device)
-    return StepGuard(worker, recovery, vote, ddp, snapshot, listed, seed)
+    return StepGuard(worker, recovery, vote, parts, snapshot, listed, seed)

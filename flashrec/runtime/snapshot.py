@@ -19,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.runtime import seed as seeds
-from flashrec.runtime import torch_private
+from flashrec.runtime.torch_private import optim
 
 logger = logging.getLogger("flashrec.runtime")
 MAX_SNAPSHOT_BYTES = 1 << 20
@@ -91,7 +91,7 @@ class Snapshot:
         """Put everything back to where `take` (for buffers: the first forward after it) found it."""
         if self._has_copies:
             with torch.no_grad():
-                torch_private.foreach_copy(self._buffers, self._copies)
+                optim.foreach_copy(self._buffers, self._copies)
         for name, state in self._states.items():
             self._objects[name].load_state_dict(freeze(state))
         for optimizer, groups in zip(self._optimizers, self._hyper, strict=True):
@@ -99,7 +99,7 @@ class Snapshot:
                 group.update({key: freeze(value) for key, value in kept.items()})
         for object_ in self._objects.values():
             if isinstance(object_, torch.amp.GradScaler):
-                torch_private.forget_scaler_stage(object_)
+                optim.forget_scaler_stage(object_)
         if self._keeps_random_state and self._random:
             seeds.set_state(self._random)
 
@@ -122,7 +122,7 @@ class Snapshot:
     def _copy_buffers(self) -> None:
         if self._wants_copies:
             self._wants_copies = False
-            torch_private.foreach_copy(self._copies, [buffer.detach() for buffer in self._buffers])
+            optim.foreach_copy(self._copies, [buffer.detach() for buffer in self._buffers])
             self._has_copies = True
 
     def _is_small(self, name: str, object_: Stateful) -> bool:

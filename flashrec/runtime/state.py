@@ -16,7 +16,6 @@ from flashrec.runtime import codec
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.errors import CannotEncode, LayoutMismatch
 from flashrec.runtime.snapshot import Stateful
-from flashrec.runtime.torch_private import BucketLayout
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -50,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True):
     optimizers: tuple[OptimizerSpec, ...]
     objects: dict[str, bytes]
     random: bytes | None  # the source's generators, only with Session(seed=None)
-    layouts: list[BucketLayout]
+    parts: dict[str, bytes]  # of each `Part`
 
 
 class State:
@@ -72,7 +71,7 @@ class State:
                 )
         self._describe_objects()  # what cannot be encoded shall fail at the start, not in a recovery
 
-    def manifest(self, v: int, layouts: list[BucketLayout]) -> Manifest:
+    def manifest(self, v: int, parts: dict[str, bytes]) -> Manifest:
         """Describe the state as it is now. Raises CannotEncode."""
         return Manifest(
             v=v,
@@ -80,7 +79,7 @@ class State:
             optimizers=tuple(self._describe(i, optimizer) for i, optimizer in enumerate(self._optimizers)),
             objects=self._describe_objects(),
             random=codec.encode(seeds.state(), "random state") if self._sends_random_state else None,
-            layouts=layouts,
+            parts=parts,
         )
 
     def tensors(self) -> list[torch.Tensor]:

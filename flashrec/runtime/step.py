@@ -27,7 +27,6 @@ import torch
 from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import permit
-from flashrec.runtime.ddp import DdpInstances
 from flashrec.runtime.errors import (
     RecoveryFailed,
     StepInterrupted,
@@ -35,6 +34,7 @@ from flashrec.runtime.errors import (
     is_communication,
     peers_named_by,
 )  # fmt: skip
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
@@ -61,13 +61,13 @@ class StepGuard:
         worker: Worker,
         recovery: Recovery,
         vote: Vote,
-        ddp: DdpInstances,
+        parts: Parts,
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
         seed: int | None,
     ) -> None:
         self._worker, self._recovery, self._vote = worker, recovery, vote
-        self._ddp, self._snapshot, self._optimizers, self._seed = ddp, snapshot, optimizers, seed
+        self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._stage = Stage.IDLE
         self._step = -1
         self._stepped: set[int] = set()
@@ -225,7 +225,7 @@ class StepGuard:
     def _pass_vote(self) -> None:
         """Return when the update of this step may be applied; raise StepInterrupted when it is to be done again."""
         try:
-            self._ddp.before_vote(self._step)
+            self._parts.before_vote(self._step)
             self._pauses = self._vote.cast(self._step, self._worker.board.wants_pause)
         except Exception as err:
             if not self._is_fault(err):

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from flashrec.runtime import torch_private
 from flashrec.runtime.board import Board
+from flashrec.runtime.torch_private import groups as private
 from flashrec.wire import messages as m
 
 Send = Callable[[m.ToAgentFromWorker], None]
 _requests = itertools.count(1)
 
 
-class TableStore(torch_private.Store):
+class TableStore(private.Store):
     """c10d store of `group` in `generation`; `members` are the ranks that shall see our keys."""
 
     def __init__(

@@ -33,7 +33,6 @@ from flashrec.runtime import codec
 from flashrec.runtime.errors import RecoveryFailed
 from flashrec.runtime.state import Manifest, State
 from flashrec.runtime.timeline import logger
-from flashrec.runtime.torch_private import BucketLayout
 from flashrec.transport.handshake import HandshakeRefused, accept_authenticated, connect_authenticated
 from flashrec.wire.frames import ProtocolError, frame
 
@@ -137,12 +136,12 @@ def send_state(
     secret: bytes,
     state: State,
     v: int,
-    layouts: list[BucketLayout],
+    parts: dict[str, bytes],
     timeout_s: float,
     report: Report = _unheard,
 ) -> Moved:
     """Source side. Raises OSError (also when a fence cut it), CannotEncode, RecoveryFailed."""
-    manifest = state.manifest(v, layouts)
+    manifest = state.manifest(v, parts)
     with sockets.watch(socket.create_connection((address.host, address.port), timeout=timeout_s)) as connection:
         _tune(connection, timeout_s)
         connect_authenticated(connection, secret)

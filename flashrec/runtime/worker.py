@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from flashrec.runtime import nccl, stuck, torch_private
+from flashrec.runtime import nccl, stuck
 from flashrec.runtime.board import Board
 from flashrec.runtime.control import Control
 from flashrec.runtime.environment import Environment
@@ -18,6 +18,8 @@ from flashrec.runtime.limits import Limits
 from flashrec.runtime.progress import Progress
 from flashrec.runtime.store import TableStore
 from flashrec.runtime.timeline import Timeline, logger
+from flashrec.runtime.torch_private import groups as private
+from flashrec.runtime.torch_private import versions
 from flashrec.runtime.transfer import Sockets
 from flashrec.transport.handshake import read_secret
 from flashrec.transport.page import Page
@@ -57,7 +59,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         raise RuntimeError(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps every backend, which recovery cannot replace; unset it"
         )
-    can_release = torch_private.self_test()
+    can_release = versions.self_test()
     if not can_release:
         logger.warning("process groups are replaced with fresh keys: each recovery leaves some threads behind")
     if nccl.is_used() and (wanted := nccl.check_environment(os.environ)):
@@ -79,7 +81,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         make_store=lambda group, members, generation, timeout_s: _make_store(
             env, board, control, group, members, generation, timeout_s
         ),
-        replacer=torch_private.Replacer.best(can_release),
+        replacer=private.Replacer.best(can_release),
         address=control.welcome.address,
         interface=env.gloo_interface,
         limits=limits,
@@ -96,7 +98,7 @@ def start(env: Environment, limits: Limits) -> Worker:
 
     control.start(board, on_fence)
     everybody = tuple(range(env.world_size))
-    torch_private.install(
+    private.install(
         on_new_group=groups.add,
         make_store=lambda: _make_store(
             env, board, control, _ROOT_GROUP, everybody, env.generation, limits.first_form_timeout_s

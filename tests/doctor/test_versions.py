@@ -15,9 +15,9 @@ def look(**packages: str) -> dict[str, Finding]:
 
 
 def test_range_of_torch_is_the_one_that_ranks_insist_on() -> None:
-    torch_private = pytest.importorskip("flashrec.runtime.torch_private")
+    versions = pytest.importorskip("flashrec.runtime.torch_private.versions")
     wanted = supported_torch()
-    assert set(wanted.split(",")) == set(torch_private.SUPPORTED_TEXT.split(","))
+    assert set(wanted.split(",")) == set(versions.SUPPORTED_TEXT.split(","))
 
 
 @pytest.mark.parametrize(

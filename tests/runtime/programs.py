@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import flashrec
-from flashrec.runtime import api, gloo, torch_private
+from flashrec.runtime import api, gloo
 from flashrec.runtime.limits import Limits
+from flashrec.runtime.torch_private import groups, versions
 from tests.runtime.support import die
 
 torch.use_deterministic_algorithms(True)  # here, because its imports take a second and the fork server has them then
@@ -270,7 +271,7 @@ def train(
             del os.environ[name]
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     if fresh_keys:
-        torch_private._find_release = lambda: None
+        versions.find_release = groups.find_release = lambda: None
     rank = start(Limits(**(LIMITS.__dict__ | (limits or {}))))
     hit = Faults(list(faults))
     hit.visit(-1, "init")

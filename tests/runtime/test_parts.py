@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from flashrec.core.types import Plan
-from flashrec.runtime import environment, gloo, torch_private
+from flashrec.runtime import environment, gloo
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.board import Board
 from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication, peers_named_by
 from flashrec.runtime.farewell import fingerprint
 from flashrec.runtime.snapshot import Snapshot
+from flashrec.runtime.torch_private import versions
 from flashrec.wire import messages as m
 
 FULL = {
@@ -135,24 +136,24 @@ def test_only_connections_at_known_addresses_are_shut(host: str) -> None:
 
 
 def test_this_torch_has_what_is_needed() -> None:
-    assert torch_private.self_test()
+    assert versions.self_test()
 
 
 def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "_has", lambda owner, name: name != "_reset_state")
+    monkeypatch.setattr(versions, "_has", lambda owner, name: name != "_reset_state")
     with pytest.raises(UnsupportedTorch, match=r"lacks _reset_state; .* torch >=2.13,<2.14"):
-        torch_private.self_test()
+        versions.self_test()
 
 
 def test_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.14.0")
     with pytest.raises(UnsupportedTorch, match=r"torch 2\.14\.0 is not supported .* torch >=2.13,<2.14"):
-        torch_private.self_test()
+        versions.self_test()
 
 
 def test_a_release_that_does_nothing_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "_find_release", lambda: lambda _: None)
-    assert torch_private.self_test() is False
+    monkeypatch.setattr(versions, "find_release", lambda: lambda _: None)
+    assert versions.self_test() is False
 
 
 # ---- faults and bugs

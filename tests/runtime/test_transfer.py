@@ -53,7 +53,10 @@ def move(source: State, target: State, v: int = 7) -> dict[str, Any]:
         address = transfer.Address("127.0.0.1", listener.getsockname()[1])
         ends = [
             ("target", lambda: transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0)),
-            ("source", lambda: transfer.send_state(address, transfer.Sockets(), SECRET, source, v, [[[0]]], 10.0)),
+            (
+                "source",
+                lambda: transfer.send_state(address, transfer.Sockets(), SECRET, source, v, {"ddp": b"x"}, 10.0),
+            ),
         ]
         threads = [threading.Thread(target=run, args=end) for end in ends]
         for thread in threads:
@@ -70,7 +73,7 @@ def test_everything_arrives_in_the_memory_that_is_there() -> None:
     found = move(source, target)
     assert found["target"].num_bytes == found["source"].num_bytes > 0
     assert found["target"].digest == found["source"].digest
-    assert found["target"].manifest.v == 7 and found["target"].manifest.layouts == [[[0]]]
+    assert found["target"].manifest.v == 7 and found["target"].manifest.parts == {"ddp": b"x"}
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
     assert places == {name: tensor.data_ptr() for name, tensor in other.state_dict(keep_vars=True).items()}
@@ -127,9 +130,9 @@ def test_a_stranger_is_refused_and_the_source_is_still_awaited(caplog: pytest.Lo
         )
         thread.start()
         with pytest.raises(HandshakeRefused):
-            transfer.send_state(address, transfer.Sockets(), secrets.token_bytes(32), source, 7, [], 10.0)
+            transfer.send_state(address, transfer.Sockets(), secrets.token_bytes(32), source, 7, {}, 10.0)
         sent: list[int] = []
-        transfer.send_state(address, transfer.Sockets(), SECRET, source, 7, [], 10.0, sent.append)
+        transfer.send_state(address, transfer.Sockets(), SECRET, source, 7, {}, 10.0, sent.append)
         thread.join(10)
     assert found[0].manifest.v == 7 and sent[-1] == found[0].num_bytes
     assert "restore: refused a connection from 127.0.0.1" in caplog.text

@@ -18,15 +18,17 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from flashrec.runtime import torch_private
 from flashrec.runtime.errors import LayoutMismatch
-from flashrec.runtime.torch_private import BucketLayout
+from flashrec.runtime.torch_private import ddp as private
+from flashrec.runtime.torch_private.ddp import BucketLayout
 
 logger = logging.getLogger("flashrec.runtime")
 
 
 class DdpInstances:
-    """All DDP instances inside one model, in module order."""
+    """All DDP instances inside one model, in module order. See `flashrec.runtime.parallel.part.Part`."""
+
+    name = "ddp"
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._instances = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
@@ -39,14 +41,14 @@ class DdpInstances:
                 raise NotImplementedError(
                     "DistributedDataParallel(mixed_precision=…) cannot be recovered; use autocast"
                 )
-            if torch_private.ddp_has_comm_hooks(ddp):
+            if private.has_comm_hooks(ddp):
                 logger.warning(
                     "a DDP communication hook is registered: its own state (error feedback of PowerSGD) is not restored"
                 )
-        self._layouts = [torch_private.ddp_layout(ddp) for ddp in self._instances]
+        self._layouts = [private.layout(ddp) for ddp in self._instances]
         self._before = list(self._layouts)  # the layout before the last rebuild …
         self._rebuilt_in = -1  # … which happened in this step
-        self._rebuilt = [torch_private.ddp_is_rebuilt(ddp) for ddp in self._instances]
+        self._rebuilt = [private.is_rebuilt(ddp) for ddp in self._instances]
 
     def replicas(self, world_size: int) -> tuple[int, ...]:
         """Ranks that hold the same state: those of the DDP group when all instances agree, else all."""
@@ -56,7 +58,7 @@ class DdpInstances:
     def before_vote(self, step: int) -> None:
         """Do the rebuild that the next forward would do. Once per generation a collective."""
         for ddp in self._instances:
-            torch_private.ddp_rebuild(ddp)
+            private.rebuild(ddp)
         self._note_rebuild(step)
 
     def settle_for(self, step: int) -> None:
@@ -66,8 +68,8 @@ class DdpInstances:
             self.impose(self._before)
         self._reset()
 
-    def layouts(self) -> list[BucketLayout]:
-        """The layouts in force, to be sent to a target; only after `settle_for`."""
+    def describe(self) -> list[BucketLayout]:
+        """The layouts in force."""
         return self._layouts
 
     def impose(self, layouts: list[BucketLayout]) -> None:
@@ -79,22 +81,25 @@ class DdpInstances:
             )
         for ddp, mine, wanted in zip(self._instances, self._layouts, layouts, strict=True):
             if mine != wanted:
-                torch_private.ddp_impose(ddp, wanted)
-                if torch_private.ddp_layout(ddp) != wanted:
+                private.impose(ddp, wanted)
+                if private.layout(ddp) != wanted:
                     raise LayoutMismatch("a DDP instance did not take over the gradient buckets of the source")
         self._layouts, self._before, self._rebuilt_in = list(layouts), list(layouts), -1
         self._reset()
 
+    def complete(self) -> None:
+        """Nothing is owed: an optimizer step after DDP does not communicate."""
+
     def _note_rebuild(self, step: int) -> None:
-        rebuilt = [torch_private.ddp_is_rebuilt(ddp) for ddp in self._instances]
+        rebuilt = [private.is_rebuilt(ddp) for ddp in self._instances]
         if rebuilt == self._rebuilt:
             return
         self._rebuilt = rebuilt
-        now = [torch_private.ddp_layout(ddp) for ddp in self._instances]
+        now = [private.layout(ddp) for ddp in self._instances]
         if now != self._layouts:
             self._before, self._layouts, self._rebuilt_in = self._layouts, now, step
 
     def _reset(self) -> None:
         for ddp in self._instances:
-            torch_private.ddp_reset(ddp)
+            private.reset(ddp)
         self._rebuilt = [False] * len(self._instances)

@@ -1,7 +1,4 @@
-"""Every private name of torch that the runtime needs. No other module uses one.
-
-Supported: torch >= 2.13, < 2.14. `self_test` runs at start-up and names what is missing; it also replaces the backend
-of a throw-away group, so that an ABI that only looks right is found before training and not in the first recovery.
+"""Process groups: how the script's groups are caught as they are made, and what is put inside them.
 
 Replacing a backend in place, two ways:
 
@@ -13,10 +10,8 @@ Replacing a backend in place, two ways:
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,15 +21,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from flashrec.runtime.errors import UnsupportedTorch
-
 Store = torch._C._distributed_c10d.Store
-_c10d: Any = torch._C._distributed_c10d
 _c10d_module: Any = c10d
 _dist: Any = dist  # names that torch exports without saying so
 
-SUPPORTED = ((2, 13), (2, 14))
-SUPPORTED_TEXT = ">=2.13,<2.14"
 SHADOW_BACKEND = "flashrec_shadow"
 _RELEASE_SYMBOL = "_ZN4c10d12ProcessGroup17release_resourcesEv"
 _FIRST_FRESH_KEY, _LAST_FRESH_KEY = 64, 255
@@ -42,79 +32,7 @@ _FIRST_FRESH_KEY, _LAST_FRESH_KEY = 64, 255
 NewGroup = Callable[[str, "dist.ProcessGroup", dict[str, Any]], None]
 
 
-# ---- start-up ---------------------------------------------------------------------------------------------------
-
-
-def self_test() -> bool:
-    """Check that this torch has what we need. Returns True when `release` works. Raises UnsupportedTorch."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
-        raise UnsupportedTorch(
-            f"torch {torch.__version__} is not supported by this flashrec; install torch {SUPPORTED_TEXT}"
-        )
-    missing = [name for name, owner in _needed() if not _has(owner, name)]
-    if missing:
-        raise UnsupportedTorch(
-            f"torch {torch.__version__} lacks {', '.join(missing)}; this flashrec supports torch {SUPPORTED_TEXT}"
-        )
-    for release in (_find_release(), None):
-        if _can_replace(release):
-            return release is not None
-    raise UnsupportedTorch(
-        f"torch {torch.__version__}: the backend of a process group cannot be replaced in place; "
-        f"this flashrec supports torch {SUPPORTED_TEXT}"
-    )
-
-
-def _needed() -> Iterator[tuple[str, Any]]:
-    for name in ("_new_process_group_helper", "_world", "BackendConfig", "rendezvous"):
-        yield name, c10d
-    for name in (
-        "_register_backend",
-        "_get_backend",
-        "_set_default_backend",
-        "_set_group_name",
-        "_set_group_desc",
-        "_id",
-        "_get_sequence_number_for_group",
-    ):
-        yield name, dist.ProcessGroup
-    for name in ("_get_zeros_like_grad_buckets", "_reset_state", "_rebuild_buckets", "_remove_autograd_hooks"):
-        yield name, _c10d.Reducer
-    for name in ("_ddp_init_helper", "_build_params_for_reducer", "_build_debug_param_to_name_mapping"):
-        yield name, torch.nn.parallel.DistributedDataParallel
-    yield "_compute_bucket_assignment_by_size", dist
-    yield "_create_internal", _fake_class()
-    yield "_Options", getattr(dist, "ProcessGroupGloo", None)
-    yield "_foreach_copy_", torch
-
-
-def _has(owner: Any, name: str) -> bool:
-    return hasattr(owner, name)
-
-
-def _fake_class() -> Any:
-    return getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
-
-
-def _can_replace(release: Callable[[int], None] | None) -> bool:
-    group = dist.ProcessGroup(_c10d.HashStore(), 0, 1)
-    cpu = torch.device("cpu")
-    group._register_backend(cpu, dist.ProcessGroup.BackendType.CUSTOM, fake_backend(0, 1))
-    replacer, backend = Replacer(release), None
-    try:
-        for _ in range(2):  # the first takes the place of a shadow, the second that of a true backend
-            backend = fake_backend(0, 1)
-            replacer.replace(group, {cpu: (dist.ProcessGroup.BackendType.GLOO, backend)}, "self-test", "")
-    except (RuntimeError, ValueError):
-        return False
-    return group._get_backend(cpu) is backend
-
-
-# ---- groups -----------------------------------------------------------------------------------------------------
-
-
-def _find_release() -> Callable[[int], None] | None:
+def find_release() -> Callable[[int], None] | None:
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         function = library[_RELEASE_SYMBOL]
@@ -135,7 +53,7 @@ class Replacer:
 
     @classmethod
     def best(cls, can_release: bool) -> Replacer:
-        return cls(_find_release() if can_release else None)
+        return cls(find_release() if can_release else None)
 
     def replace(
         self, group: dist.ProcessGroup, new: dict[torch.device, tuple[Any, Any]], name: str, desc: str
@@ -193,9 +111,13 @@ def backend_names(backend: str) -> frozenset[str]:
     return frozenset(name for name, _ in backend_types(backend).values())
 
 
+def fake_class() -> Any:
+    return getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
+
+
 def fake_backend(rank: int, size: int) -> Any:
     """A backend whose collectives do nothing: for models that are built without peers."""
-    return _fake_class()._create_internal(rank, size)
+    return fake_class()._create_internal(rank, size)
 
 
 def install(on_new_group: NewGroup, make_store: Callable[[], Store], rank: int, world_size: int) -> None:
@@ -292,66 +214,3 @@ def nccl_abort(backends: list[Any]) -> None:
     for backend in backends:
         backend.abort()
     backends[0]._group_end()
-
-
-# ---- DDP, optimizers ----------------------------------------------------------------------------------------------
-
-BucketLayout = list[list[int]]
-
-
-def ddp_layout(ddp: Any) -> BucketLayout:
-    """Parameter indices of each gradient bucket, in reduction order. Allocates zeros of the size of all gradients."""
-    index = {param.data_ptr(): i for i, param in enumerate(ddp._build_params_for_reducer()[0])}
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()
-    return [[index[param.data_ptr()] for param in bucket.parameters()] for bucket in buckets]
-
-
-def ddp_impose(ddp: Any, layout: BucketLayout) -> None:
-    """Re-create the reducer of `ddp` with this bucket layout; hooks that the user registered are registered again."""
-    params, expects_sparse = ddp._build_params_for_reducer()
-    original = _dist._compute_bucket_assignment_by_size
-    _dist._compute_bucket_assignment_by_size = lambda *_a, **_k: (list(reversed(layout)), [2**60] * len(layout))
-    try:
-        ddp.reducer._remove_autograd_hooks()
-        names = ddp._build_debug_param_to_name_mapping(params)
-        ddp._ddp_init_helper(params, expects_sparse, names, ddp.static_graph)
-    finally:
-        _dist._compute_bucket_assignment_by_size = original
-    for hook, state in ddp._comm_hooks:
-        _dist._register_comm_hook(ddp.reducer, state, hook)
-
-
-def ddp_reset(ddp: Any) -> None:
-    """Forget a half-done backward; the next one records the order of gradients again, so buckets are rebuilt again."""
-    ddp.reducer._reset_state()
-    ddp._has_rebuilt_buckets = False
-
-
-def ddp_rebuild(ddp: Any) -> bool:
-    """Rebuild the buckets now if the reducer is due to (a broadcast from rank 0). True when the layout may be new."""
-    if ddp._has_rebuilt_buckets or not ddp.reducer._rebuild_buckets():
-        return False
-    ddp._has_rebuilt_buckets = True
-    return True
-
-
-def ddp_is_rebuilt(ddp: Any) -> bool:
-    return bool(ddp._has_rebuilt_buckets)
-
-
-def ddp_has_comm_hooks(ddp: Any) -> bool:
-    return bool(ddp._comm_hooks)
-
-
-def forget_scaler_stage(scaler: Any) -> None:
-    """Let a GradScaler unscale again in this step: its state_dict does not hold which optimizers it has unscaled."""
-    with contextlib.suppress(ImportError):
-        from torch.amp.grad_scaler import _refresh_per_optimizer_state
-
-        scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-
-
-def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy many small tensors with few calls."""
-    if into:
-        torch._foreach_copy_(into, values)

@@ -1,0 +1,69 @@
+"""What a kind of parallelism keeps inside torch that a recovery has to know about.
+
+DDP remembers gradient buckets, FSDP half-gathered parameters, a pipeline stage whether it has shaken hands. None of it
+is in a state_dict, and a rank that differs in it from its peers issues other collectives than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from flashrec.runtime import codec
+from flashrec.runtime.errors import LayoutMismatch
+
+
+class Part(Protocol):
+    """All instances of one kind in the model of this rank."""
+
+    name: str  # of the kind, the same on every rank
+
+    def before_vote(self, step: int) -> None:
+        """All gradients of `step` are there, on every rank alike; the same collectives may be issued on all ranks."""
+
+    def settle_for(self, step: int) -> None:
+        """After a fence, on a rank that keeps its state: as it was when `step` began. No communication."""
+
+    def describe(self) -> Any:
+        """What a target has to take over, for `codec`; asked for after `settle_for`. None: nothing."""
+
+    def impose(self, described: Any) -> None:
+        """On a target, whose tensors have arrived: take over what the source described, and settle. No communication.
+        Raises LayoutMismatch when it belongs to another model."""
+
+    def complete(self) -> None:
+        """After a fence, groups work again and every state that can be local is restored: communication that an
+        interrupted update still owes. Called on all ranks of a generation, or on none. Raises RuntimeError."""
+
+
+class Parts:
+    """The parts of one session, in an order that all ranks share."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = sorted(parts, key=lambda part: part.name)
+
+    def before_vote(self, step: int) -> None:
+        for part in self._parts:
+            part.before_vote(step)
+
+    def settle_for(self, step: int) -> None:
+        for part in self._parts:
+            part.settle_for(step)
+
+    def complete(self) -> None:
+        for part in self._parts:
+            part.complete()
+
+    def describe(self) -> dict[str, bytes]:
+        """For the manifest: the description of every part. Raises CannotEncode."""
+        return {part.name: codec.encode(part.describe(), f"parts[{part.name!r}]") for part in self._parts}
+
+    def impose(self, described: Mapping[str, bytes]) -> None:
+        """Raises LayoutMismatch, also when source and target do not have the same parts."""
+        if list(described) != [part.name for part in self._parts]:
+            raise LayoutMismatch(
+                f"the source trains with {list(described)}, this rank with {[part.name for part in self._parts]}: "
+                "wrap the model alike on every rank"
+            )
+        for part in self._parts:
+            part.impose(codec.decode(described[part.name]))

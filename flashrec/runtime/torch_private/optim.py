@@ -1,0 +1,23 @@
+"""Optimizers and what stands beside them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+
+def forget_scaler_stage(scaler: Any) -> None:
+    """Let a GradScaler unscale again in this step: its state_dict does not hold which optimizers it has unscaled."""
+    with contextlib.suppress(ImportError):
+        from torch.amp.grad_scaler import _refresh_per_optimizer_state
+
+        scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+
+def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy many small tensors with few calls."""
+    if into:
+        torch._foreach_copy_(into, values)
