@@ -31,17 +31,32 @@ class Setup:
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of the table. protected: a lost rank has a replica; reason: why not."""
+    """A row of the table. protected: a lost rank has a replica; reason: why not. groups: ranks that hold the same
+    shards, written down by hand so that what the runtime finds can be held against it; (): all ranks hold the same, or,
+    with a reason, each its own. worlds: world sizes that it can be built for, `world_size` if none are named."""
 
     name: str
     world_size: int
     module: str
     function: str = "build"
     reason: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
+    worlds: tuple[int, ...] = ()
 
     @property
     def is_protected(self) -> bool:
         return not self.reason
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.worlds or (self.world_size,)
+
+    def replica_groups(self, world_size: int) -> tuple[frozenset[int], ...]:
+        """What must not be lost as a whole."""
+        if self.groups:
+            return tuple(map(frozenset, self.groups))
+        everybody = range(world_size)
+        return tuple(frozenset([rank]) for rank in everybody) if self.reason else (frozenset(everybody),)
 
     def build(self) -> Setup:
         module = importlib.import_module(f"tests.runtime.layouts.{self.module}")
@@ -52,6 +67,6 @@ class Layout:
 TABLE = {
     layout.name: layout
     for layout in (
-        Layout("ddp", 3, "plain_ddp"),
+        Layout("ddp", 3, "plain_ddp", worlds=(2, 3, 4)),
     )
 }  # fmt: skip
