@@ -10,7 +10,7 @@ import pytest
 from flashrec.devcluster.cluster import DevCluster
 from tests.e2e.cluster_job import NodeJob
 from tests.e2e.support import LocalJob
-from tests.support.cluster import await_no_jobs, heal_all, shared_folder
+from tests.support.cluster import free_all, shared_folder
 
 
 @pytest.fixture
@@ -67,8 +67,7 @@ def node_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     yield start
     for job in jobs:
         job.close()
-    heal_all(cluster)
-    await_no_jobs(cluster)
+    free_all(cluster)
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,12 @@ pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(600
 POOL = "flashspare"
 CUT = Fault("cut", rank=0, place="backward", kind="request", step=4)
 STAND = Fault("stand", rank=0, place="forward", kind="request", step=8)  # a victim of nothing: it waits for a word
-CONFIGURATIONS = {"plain": (), "prolog-flags": ("PrologFlags=Alloc,Contain", "Prolog=/bin/true")}
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
     """Node n4 is the pool."""
-    with dev_cluster(num_nodes=5, slurmd_timeout_s=3600, extra_conf=CONFIGURATIONS[request.param]) as cluster:
+    with dev_cluster(num_nodes=5, slurmd_timeout_s=3600) as cluster:
         make_pool(cluster)
         yield cluster
 

@@ -18,7 +18,7 @@ from flashrec.testing import Fault
 from flashrec.testing.jobs import Journal, SubmittedJob, path_with
 from tests.e2e.srun_job import STEPS, How, SrunJob, commands
 from tests.e2e.support import SMALL, TRAIN, assert_identical, assert_no_process
-from tests.support.cluster import await_no_jobs, dev_cluster, heal_all, wait_for
+from tests.support.cluster import await_no_jobs, dev_cluster, free_all, wait_for
 from tests.support.people import Person, unprivileged
 from tests.support.plugin import build_plugin
 
@@ -51,8 +51,7 @@ def srun_job(cluster: DevCluster, folder: Path, request: pytest.FixtureRequest) 
     yield start
     for job in jobs:
         job.close()
-    heal_all(cluster)
-    await_no_jobs(cluster)
+    free_all(cluster)
 
 
 def reasons(journal: Journal) -> list[str]:

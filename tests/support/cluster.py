@@ -78,13 +78,22 @@ def is_gone(pid: int) -> bool:
 
 
 def await_no_jobs(cluster: DevCluster) -> None:
-    """Until Slurm has no job. A node that had no power when its job ended is asked again only after a minute or
-    more."""
+    """Until Slurm has no job."""
     wait_for(lambda: not cluster.run(["squeue", "--noheader"]).stdout.strip(), "the end of all jobs", 180)
 
 
-def heal_all(cluster: DevCluster) -> None:
-    """Power for every node that has none, and links as they were made."""
-    for node in cluster.status().nodes:
-        if not node.is_whole:
-            cluster.heal(node.name)
+def heal_all(cluster: DevCluster) -> list[str]:
+    """Power for every node that has none, and links as they were made. Returns the nodes that lacked something."""
+    hurt = [node.name for node in cluster.status().nodes if not node.is_whole]
+    for node in hurt:
+        cluster.heal(node)
+    return hurt
+
+
+def free_all(cluster: DevCluster) -> None:
+    """After a test whose jobs are cancelled: every node is whole, and Slurm has no job. A node that had no power when
+    its job ended is asked again only after a minute or more; giving it up and taking it back frees it at once."""
+    for node in heal_all(cluster):
+        cluster.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"], check=False)
+        cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
+    await_no_jobs(cluster)
