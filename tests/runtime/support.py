@@ -23,12 +23,14 @@ from typing import Any
 import msgspec
 
 from flashrec.core import commit, events
+from flashrec.core.commit import Impossible
 from flashrec.core.types import Plan, Report
 from flashrec.transport.handshake import accept_authenticated, new_secret, write_secret
 from flashrec.wire import messages as m
 from flashrec.wire.frames import FrameReader, encode, frame, to_agent_from_worker
 
 TIMEOUT_S = 60.0
+PRELOAD = ["tests.runtime.programs"]  # what the fork server imports; to be added to before the first worker is started
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -36,7 +38,7 @@ def _start_fork_server() -> None:
     """Python 3.11's fork server does not take over sys.path, so what it shall load must be found without it."""
     kept = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-    _context.set_forkserver_preload(["tests.runtime.programs"])
+    _context.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
     os.environ.pop("PYTHONPATH")
     if kept is not None:
@@ -59,6 +61,9 @@ class Cluster:
         self.incarnation = dict.fromkeys(range(world_size), 0)
         self.decide: Callable[[int, dict[int, Report]], Any] = commit.decide
         self.plans: list[Plan] = []
+        self.refusals: list[Impossible] = []  # after one of these nothing goes on
+        self.resumed = 0  # the newest generation in which training has begun
+        self.watch: Callable[[int, m.Message], None] = lambda rank, message: None  # sees each before it has an effect
         self.auto_resume = True
         self.permit: Callable[[m.CommitAsked], m.CommitAnswered] | None = None  # None: no answer
         self.withheld = "-"  # groups whose name begins so are not relayed
@@ -114,11 +119,26 @@ class Cluster:
 
     def replace(self, *ranks: int, program: Callable[..., None], **config: Any) -> None:
         """The given ranks are dead: make it known, and start replacements."""
+        self.condemn(*ranks)
+        for rank in ranks:
+            self.start(program, rank, joins=True, **config)
+
+    def start_over(self, program: Callable[..., None], **config: Any) -> None:
+        """What the manager does about a loss before training has begun: everybody is started again."""
+        with self._changed:
+            self._links = {}
+            self.generation += 1
+            self._reports, self._restored = {}, set()
+        for process in self.processes.values():
+            process.kill()
+            process.join(10)
+        self.start_all(program, **config)
+
+    def condemn(self, *ranks: int) -> None:
+        """Fence these ranks off, which are dead or are about to be killed."""
         with self._changed:
             self._links = {who: link for who, link in self._links.items() if who[0] not in ranks}
             self.fence()
-        for rank in ranks:
-            self.start(program, rank, joins=True, **config)
 
     def start_successor(self, rank: int, program: Callable[..., None], **config: Any) -> None:
         """A second life of a rank, beside the one that trains; returns when it has built its model and reported."""
@@ -142,7 +162,8 @@ class Cluster:
         return {rank: json.loads((self.path / f"rank{rank}.json").read_text()) for rank in range(self.world_size)}
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.path.glob("*.log")))
+        said = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.path.glob("*.log"))]
+        return "\n".join([*(f"REFUSED: {refusal}" for refusal in self.refusals), *said])
 
     def log(self, rank: int) -> str:
         return "".join(path.read_text() for path in sorted(self.path.glob(f"rank{rank}.*.log")))
@@ -263,6 +284,7 @@ class Cluster:
                             self.heartbeats.append(message)
                         else:
                             self.messages.append((time.monotonic(), rank, message))
+                            self.watch(rank, message)
                         self._handle(rank, message)
                         self._changed.notify_all()
 
@@ -313,6 +335,7 @@ class Cluster:
                     for moved in self.plans[-1].successors if self.plans else ():
                         self.retired[moved].kill()
                         self.retired[moved].join(10)
+                    self.resumed = self.generation
                     self.send_all(m.Resume(self.generation))
             case events.WorkerFinished():
                 self._finished.add(rank)
@@ -321,7 +344,9 @@ class Cluster:
         former = {r: report for (r, n), report in self._reports.items() if n != self.successors.get(r, n)}
         reports = {r: report for (r, n), report in self._reports.items() if n == self.successors.get(r, n)}
         plan = self.decide(self.generation, reports, former) if former else self.decide(self.generation, reports)
-        assert isinstance(plan, Plan), plan
+        if isinstance(plan, Impossible):
+            self.refusals.append(plan)
+            return
         plan = msgspec.structs.replace(plan, successors=self.successors)
         self.successors = {}
         self.plans.append(plan)

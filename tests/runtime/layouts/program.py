@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 import flashrec
 from flashrec.runtime.limits import Limits
 from tests.runtime import programs
+from tests.runtime.layouts import recovery_faults
 from tests.runtime.layouts.layout import TABLE, Setup
 
 PLACES = ("forward", "backward", "after-backward", "before-vote", "in-optimizer", "after-optimizer", "between")
@@ -27,9 +28,11 @@ def train(
     faults: list[tuple[int, int, int, str]] = (),
     limits: dict[str, float] | None = None,
 ) -> None:
-    """faults: (rank, life, step, place), place one of PLACES, with `stop-` before it for SIGSTOP."""
+    """faults: (rank, life, step, place), place one of PLACES or of `recovery_faults.PLACES` (then the step is -1), with
+    `stop-` before it for SIGSTOP. Each loss is written when it is known, so that those of a life that dies are kept."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
     hit = programs.Faults(list(faults))
+    recovery_faults.install(hit.visit)
     hit.visit(-1, "init")
     setup = TABLE[layout].build()
     session = flashrec.Session(setup.model, setup.optimizers, state=setup.state, **setup.session)
@@ -39,6 +42,7 @@ def train(
     hit.visit(-1, "join")
     losses: dict[int, str] = {}
     redone = 0
+    kept = Path(out).with_suffix(".losses").open("a", buffering=1)
     for step in session.steps(steps):
         with step:
             where[0] = int(step)
@@ -58,6 +62,7 @@ def train(
                 optimizer.zero_grad()
         if step.is_done:
             losses[int(step)] = [float(loss).hex(), drawn]
+            kept.write(json.dumps([int(step), *losses[int(step)]]) + "\n")
         else:
             redone += 1
         hit.visit(step, "between")
