@@ -6,7 +6,7 @@ not in the first recovery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,11 +29,7 @@ def self_test() -> bool:
         raise UnsupportedTorch(
             f"torch {torch.__version__} is not supported by this flashrec; install torch {SUPPORTED_TEXT}"
         )
-    missing = [name for name, owner in _needed() if not _has(owner, name)]
-    if missing:
-        raise UnsupportedTorch(
-            f"torch {torch.__version__} lacks {', '.join(missing)}; this flashrec supports torch {SUPPORTED_TEXT}"
-        )
+    require(_needed())
     for release in (find_release(), None):
         if _can_replace(release):
             return release is not None
@@ -41,6 +37,15 @@ def self_test() -> bool:
         f"torch {torch.__version__}: the backend of a process group cannot be replaced in place; "
         f"this flashrec supports torch {SUPPORTED_TEXT}"
     )
+
+
+def require(needed: Iterable[tuple[str, Any]]) -> None:
+    """`needed`: (private name, its owner). Raises UnsupportedTorch that names all that are missing."""
+    missing = [name for name, owner in needed if not _has(owner, name)]
+    if missing:
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} lacks {', '.join(missing)}; this flashrec supports torch {SUPPORTED_TEXT}"
+        )
 
 
 def _needed() -> Iterator[tuple[str, Any]]:
