@@ -16,12 +16,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from flashrec.core import effects as fx
 from flashrec.core import events as e
 from flashrec.core.detection import Detector
 from flashrec.core.machine import Machine
 from flashrec.core.membership import Slot
-from flashrec.core.types import Phase
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.commits import CommitDesk
 from flashrec.manager.companions import Companions
@@ -34,13 +32,16 @@ from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
 from flashrec.manager.output_files import OutputFiles
+from flashrec.manager.performer import Performer
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
+from flashrec.manager.requests import Requests
 from flashrec.manager.status import snapshot, write_status
-from flashrec.manager.steps import HANDED_OVER, Contact, Launcher, LocalLauncher, SlurmLauncher
+from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.verdicts import Verdicts
 from flashrec.manager.voice import say
-from flashrec.manager.wishes import Wishes, has_room_without
+from flashrec.manager.welcome import rank_environment, welcome
+from flashrec.manager.wishes import Wishes
 from flashrec.slurm.choice import make_scheduler
 from flashrec.slurm.client import SlurmClient
 from flashrec.transport.handshake import new_secret, write_secret
@@ -102,6 +103,7 @@ class Manager:
         self._agents: AgentKeeper | None = None
         self._departures: Departures | None = None
         self._companions: Companions | None = None
+        self._performer: Performer
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- the life of a job ------------------------------------------------------------------------------------
@@ -139,11 +141,14 @@ class Manager:
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
         self._agents = AgentKeeper(self, self._config, launcher, client)
         self._departures = Departures(self, self._agents)
+        self._performer = Performer(
+            self, self._launches, self._agents, self._departures, self._companions, self._over.set
+        )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
         work = [self.verdicts.run(), self._agents.run(), self.output.run(), self._keep_status()]
-        work += [Wishes(self, self.job_dir).run(), self.hangs.run()]
+        work += [Wishes(Requests(self, self._agents, self._departures), self.job_dir).run(), self.hangs.run()]
         work += [self._companions.run()] if self._companions is not None else []
         tasks = [*await self._start_fabric(), *(loop.create_task(coroutine) for coroutine in work)]
         for task in tasks:
@@ -233,46 +238,8 @@ class Manager:
             self.journal.event(event, now, self.machine.generation, self.machine.phase)
         for effect in asked:
             self.journal.effect(effect, self.machine.generation)
-            self._perform(effect)
+            self._performer.perform(effect)
         self._arm()
-
-    def _perform(self, effect: fx.AnyEffect) -> None:
-        match effect:
-            case fx.ChangePhase():
-                if effect.after is not Phase.STOPPED:
-                    say(f"{effect.before} -> {effect.after} (generation {effect.generation}): {effect.reason}")
-            case fx.AnnounceFence():
-                if not effect.at_boundary:  # else the older generation trains on, and may need a key until the plan
-                    self.rendezvous.begin(effect.generation)
-                self.control.broadcast(m.Fence(effect.generation, effect.reason, effect.at_boundary))
-            case fx.KillWorkers():
-                self.control.send(effect.node, m.KillWorkers(effect.workers, effect.reason))
-            case fx.LaunchWorkers():
-                self.rendezvous.begin(self.machine.generation)
-                for tasks in effect.placement.values():
-                    for task in tasks:
-                        self.output.watch(task.rank, task.incarnation)
-                assert self._launches is not None
-                self._launches.begin(effect)
-            case fx.RequestNode():
-                assert self._companions is not None
-                self._companions.request(effect)
-            case fx.ReleaseNode():
-                self._give_back(effect)
-            case fx.RetireNode():
-                assert self._departures is not None
-                self._departures.retire(effect)
-            case fx.Tell():
-                say(effect.text)
-            case fx.PublishPlan():
-                self.rendezvous.begin(effect.plan.generation)
-                self.control.broadcast(m.PlanPublished(effect.plan))
-            case fx.AnnounceResume():
-                self.control.broadcast(m.Resume(effect.generation))
-            case fx.AnnounceComplete():
-                self.control.broadcast(m.Complete(effect.generation))
-            case fx.StopJob():
-                self._over.set()
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -291,18 +258,6 @@ class Manager:
         self.control.include(node)
         self.emit(e.NodeGranted(request, node))
         self._agents.include(node)
-
-    def _give_back(self, effect: fx.ReleaseNode) -> None:
-        assert self._companions is not None and self._agents is not None and self._departures is not None
-        if effect.node:
-            say(f"node {effect.node} goes back to the pool: {effect.reason}")
-            self._agents.exclude(effect.node)
-            self._departures.forget(effect.node)
-            self.abandon(effect.node)
-            self.control.exclude(effect.node, effect.reason)
-            self.health.forget(effect.node)
-            self.nodes = tuple(node for node in self.nodes if node != effect.node)
-        self._companions.release(effect)
 
     def is_member(self, node: str) -> bool:
         """The node is in this job, and in use or ready for it."""
@@ -326,41 +281,8 @@ class Manager:
         if self._departures is not None:
             self._departures.slurm_said(node, states)
 
-    # ---- what the user asks while the job runs ----------------------------------------------------------------
-
-    def replace_node(self, node: str, reason: str, now: bool) -> str:
-        """Take the ranks off this node for good, if there is another place for them, at a step boundary or `now`; ''
-        or why not."""
-        if self.machine.phase is Phase.STOPPED:
-            return "the job is over"
-        if self.detector.state_of(node) not in ("alive", "suspect"):
-            return f"node {node} runs nothing of this job (flashrec status)"
-        if not has_room_without(node, self.machine):
-            return f"no spare is free for the ranks of node {node}, and there is no pool to ask"
-        if now:
-            self._dismiss(node, reason)
-        else:
-            assert self._departures is not None
-            self._departures.ask(node, reason)
-        return ""
-
-    def drop_node(self, node: str, reason: str) -> str:
-        """Use an idle spare no more; '' or why it cannot be spared."""
-        if node not in self.machine.members.nodes:
-            return f"node {node} is not part of this job"
-        if any(self.machine.members.on_node(node)):
-            return f"node {node} runs ranks; flashrec replace moves them to a spare first"
-        if node == os.environ.get("SLURMD_NODENAME"):
-            return f"the manager runs on node {node}"
-        self._dismiss(node, reason)
-        return ""
-
-    def _dismiss(self, node: str, reason: str) -> None:
-        assert self._agents is not None
-        self._agents.dismiss(node)
-        self.verdicts.dismiss(node, reason)
-
     def report_faulty(self, node: str, reason: str) -> str:
+        """Tell the administrators of this cluster that a node is faulty; '' or why that cannot be."""
         return self.verdicts.report_faulty(node, reason)
 
     # ---- small things -----------------------------------------------------------------------------------------
@@ -384,23 +306,10 @@ class Manager:
         return tuple(life.node for life in lives if life is not None and life.is_live)
 
     def _welcome(self, incarnation: int) -> m.AgentWelcome:
-        detection = self._config.detection
         world_size = self.shape.num_active * self.shape.ranks_per_node
-        env = {
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(self.shape.ranks_per_node),
-            "MASTER_ADDR": self._host,
-            "MASTER_PORT": "29500",
-            "FLASHREC_SECRET_FILE": str(self._secret_file),
-            "FLASHREC_JOB_DIR": str(self.job_dir),
-            **HANDED_OVER,
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-        return m.AgentWelcome(
-            incarnation, self.machine.generation, world_size, detection.heartbeat_interval_s,
-            self._config.control.lease_s, detection.worker_silent_s, detection.worker_stopped_s, str(self.logs), env,
-            health=self._config.health.rules(),
-        )  # fmt: skip
+        files = {"FLASHREC_SECRET_FILE": str(self._secret_file), "FLASHREC_JOB_DIR": str(self.job_dir)}
+        env = rank_environment(world_size, self.shape.ranks_per_node, self._host) | files
+        return welcome(self._config, incarnation, self.machine.generation, world_size, self.logs, env)
 
     def _note_start(self) -> None:
         shape, pool = self.shape, f" and pool {self._config.pool.reservation}" if self._companions is not None else ""

@@ -127,6 +127,7 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
 def test_ranks_are_marked_for_the_plugin_without_any_environment(tmp_path: Path) -> None:
     async def scene() -> None:
         async with job(tmp_path) as it:
+            await it.running()
             assert it.manager._welcome(1).env["FLASHREC_HANDED_OVER"] == "1"
 
     play(scene)
