@@ -24,11 +24,12 @@ import msgspec
 
 from flashrec.devcluster import daemon, netns, record, station
 from flashrec.devcluster.daemon import Daemon
-from flashrec.devcluster.errors import DevClusterError, NotReadyError, log_tail, wait_until
+from flashrec.devcluster.errors import DevClusterError, NotReadyError
 from flashrec.devcluster.files import write_cgroup_conf, write_files
 from flashrec.devcluster.linkfaults import Direction, LinkFaults, Network
 from flashrec.devcluster.requirements import SEARCH_PATH, check_requirements
 from flashrec.devcluster.slurmconf import CGROUP_CANDIDATES
+from flashrec.devcluster.slurmview import SlurmView
 from flashrec.devcluster.spec import (
     CONTROL,
     CONTROL_NETWORK,
@@ -43,7 +44,6 @@ from flashrec.devcluster.status import ClusterStatus, NodeStatus, is_usable
 
 _IDLE_TIMEOUT_S = 60.0
 _HEAL_TIMEOUT_S = 30.0
-_QUERY_TIMEOUT_S = 15.0
 
 Progress = Callable[[str], None]
 
@@ -57,6 +57,7 @@ class DevCluster:
         self._stations = {name: Station(name, layout) for name in (SWITCH, *spec.stations)}
         self._links: netns.LinkControl | None = None
         self._faults = LinkFaults(spec, layout, self._stations[SWITCH])
+        self._view = SlurmView(self.run, self._slurmctld, layout, self._lacks_nothing)
 
     # ---- life
 
@@ -264,7 +265,7 @@ class DevCluster:
                 self._plug_in(target)
                 self._slurmd(node).start()
         if node != CONTROL:
-            self._await_reachable([node], timeout_s)
+            self._view.await_reachable([node], timeout_s)
 
     def stop_daemon(self, name: str) -> None:
         """`slurmctld`, or a node's slurmd by the node's name. Job steps of the node go on without it."""
@@ -274,12 +275,12 @@ class DevCluster:
         """Start it again with the state it kept; return when it answers."""
         self._daemon(name).start()
         nodes = self.nodes if name == "slurmctld" else [name]
-        self._await_reachable(nodes, _HEAL_TIMEOUT_S)
+        self._view.await_reachable(nodes, _HEAL_TIMEOUT_S)
 
     # ---- looking
 
     def status(self) -> ClusterStatus:
-        states = self._slurm_states() or {}
+        states = self._view.states() or {}
         links = self._link_control()
         return ClusterStatus(
             name=self.spec.name,
@@ -301,7 +302,7 @@ class DevCluster:
 
     def slurm_state(self, node: str) -> str | None:
         """As sinfo says it now; None if slurmctld gave no answer."""
-        return (self._slurm_states() or {}).get(self._node(node).name)
+        return (self._view.states() or {}).get(self._node(node).name)
 
     # ---- inside
 
@@ -319,7 +320,7 @@ class DevCluster:
         self._probe_cgroup_conf()
         daemon.start_all([self._slurmd(name) for name in self.nodes])
         progress("waiting until Slurm says that every node is idle")
-        self._await_usable(self.nodes, _IDLE_TIMEOUT_S)
+        self._view.await_usable(self.nodes, _IDLE_TIMEOUT_S)
         done = msgspec.structs.replace(record.new_record(self.spec), is_complete=True)
         record.write_record(self.layout, done)
 
@@ -370,68 +371,24 @@ class DevCluster:
         port = netns.port_of(node, FABRIC_NETWORK)
         return self._stations[node].is_alive and self._link_control().is_up(port)
 
-    def _is_cut_one_way(self, node: str) -> bool:
-        standing = self._faults.standing(node)
-        return any((fault.kind, fault.network) == ("cut", CONTROL_NETWORK) for fault in standing)
+    def _register(self, node: str) -> None:
+        """Make a node that slurmctld gave up on known to it again: it looks after such nodes only every 45 s or so."""
+        if node == CONTROL or self._slurmd(node).pid is None:
+            return
+        state = (self._view.states() or {}).get(node)
+        if state is not None and not is_usable(state):
+            self._slurmd(node).stop()
+            self._slurmd(node).start()
+
+    def _lacks_nothing(self, node: str) -> bool:
+        """It has power, its link and slurmd: Slurm can use it, once it has noticed."""
+        cut = any((fault.kind, fault.network) == ("cut", CONTROL_NETWORK) for fault in self._faults.standing(node))
+        return self._slurmd(node).pid is not None and self._link_control().is_up(node) and not cut
 
     def _release(self) -> None:
         if self._links is not None:
             self._links.close()
             self._links = None
-
-    def _slurm_states(self) -> dict[str, str] | None:
-        if self._slurmctld().pid is None:
-            return None
-        try:
-            answer = self.run(["sinfo", "-h", "-N", "-o", "%N|%T"], cwd="/", timeout_s=_QUERY_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return None
-        if answer.returncode != 0:
-            return None
-        return dict(line.split("|") for line in answer.stdout.split())
-
-    def _register(self, node: str) -> None:
-        """Make a node that slurmctld gave up on known to it again: it looks after such nodes only every 45 s or so."""
-        if node == CONTROL or self._slurmd(node).pid is None:
-            return
-        state = (self._slurm_states() or {}).get(node)
-        if state is not None and not is_usable(state):
-            self._slurmd(node).stop()
-            self._slurmd(node).start()
-
-    def _await_reachable(self, nodes: Sequence[str], timeout_s: float) -> None:
-        """As `_await_usable`, less the nodes that something else still keeps away: power, link or a stopped daemon."""
-        if self._slurmctld().pid is None:
-            return
-        links = self._link_control()
-        reachable = [
-            node
-            for node in nodes
-            if self._slurmd(node).pid is not None and links.is_up(node) and not self._is_cut_one_way(node)
-        ]
-        self._await_usable(reachable, timeout_s)
-
-    def _await_usable(self, nodes: Sequence[str], timeout_s: float) -> None:
-        def unusable() -> list[str]:
-            states = self._slurm_states()
-            if states is None:
-                return list(nodes) or ["slurmctld"]
-            return [node for node in nodes if not is_usable(states.get(node, "unknown"))]
-
-        def explain() -> str:
-            left = unusable()
-            states = self._slurm_states() or {}
-            said = ", ".join(f"{node} {states.get(node, 'unknown')}" for node in left)
-            logs = [self.layout.ctl_log, *(self.layout.slurmd_log(node) for node in left[:1] if node in self.nodes)]
-            return "\n".join([f"Slurm says: {said}", *(log_tail(log) for log in logs)])
-
-        wait_until(
-            lambda: not unusable(),
-            timeout_s=timeout_s,
-            what=f"{', '.join(nodes) or 'slurmctld'} to become usable",
-            explain=explain,
-            interval_s=0.05,
-        )
 
 
 def take_down(name: str, *, state_dir: Path = DEFAULT_STATE_DIR) -> bool:
