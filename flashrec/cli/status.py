@@ -94,7 +94,7 @@ def cell(column: str, value: Any) -> str:
     if value is None or value == "":
         return "[dim]-[/]"
     text = escape(" ".join(map(str, value)) if isinstance(value, list) else str(value))
-    colour = STATE_COLOURS.get(text) if column == "state" else None
+    colour = STATE_COLOURS.get(text) if column in ("state", "fabric") else None
     return f"[{colour}]{text}[/]" if colour else text
 
 

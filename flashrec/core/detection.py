@@ -74,6 +74,15 @@ class Detector:
         life = self._lives.get(node)
         return life is not None and bool(life.link)
 
+    def fabric_of(self, node: str, now: float) -> str:
+        """'alive', 'suspect' (silent for a while, or its MPI session ended), 'dead', or 'unknown': not watched."""
+        life = self._lives.get(node)
+        if life is not None and life.link:
+            return "dead"
+        if life is None or life.fabric is None or not life.is_watched:
+            return "unknown"
+        return "alive" if life.is_heard_on_fabric(now, self._timing.suspect_after_s) else "suspect"
+
     # ---- signals ----------------------------------------------------------------------------------------------
 
     def heard(self, node: str, incarnation: int, now: float, path: str = CONTROL) -> list[Verdict]:

@@ -329,7 +329,11 @@ class Manager:
 
     def _snapshot(self) -> dict[str, Any]:
         companion_of = self._companions.job_of if self._companions is not None else None
-        return snapshot(self.job_id, self.machine, self.detector, self.control.tags, companion_of, self.hangs.note_of)
+        now = time.monotonic()
+        fabric_of = (lambda node: self.detector.fabric_of(node, now)) if self.fabric is not None else None
+        return snapshot(
+            self.job_id, self.machine, self.detector, self.control.tags, companion_of, self.hangs.note_of, fabric_of
+        )
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))

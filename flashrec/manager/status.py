@@ -36,9 +36,11 @@ def _replace(path: Path, data: bytes) -> None:
 def snapshot(
     job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat],
     companion_of: Callable[[str], int | None] | None = None, note_of: Callable[[int], str] = lambda _: "",
+    fabric_of: Callable[[str], str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag. With a pool:
-    the companion job that each node came with. note_of: what there is to say about a rank, '' if nothing."""
+    the companion job that each node came with. note_of: what there is to say about a rank, '' if nothing. fabric_of:
+    what is known of a node's fabric link, where links are watched."""
     ranks: list[dict[str, Any]] = []
     for slot in machine.members.slots:
         tag = tags.get(slot.rank)
@@ -58,6 +60,8 @@ def snapshot(
         for node in machine.members.nodes.values()
         if not node.left
     ]  # fmt: skip
+    if fabric_of is not None:
+        nodes = [node | {"fabric": fabric_of(str(node["node"]))} for node in nodes]
     if companion_of is not None:
         nodes = [node | {"companion_job": companion_of(str(node["node"]))} for node in nodes]
     return {

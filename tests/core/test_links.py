@@ -30,6 +30,15 @@ def test_a_lost_link_is_named_as_such_and_the_agent_lives_on() -> None:
     assert world.detector.is_link_dead("n3")
 
 
+def test_what_is_known_of_a_link_can_be_asked() -> None:
+    world = cut("n3")
+    assert world.detector.fabric_of("n3", world.now) == "alive"
+    world.run(1.2)
+    assert world.detector.fabric_of("n3", world.now) == "suspect"
+    world.run(5.0)
+    assert [world.detector.fabric_of(node, world.now) for node in ("n1", "n3", "n9")] == ["alive", "dead", "unknown"]
+
+
 def test_it_is_mended_when_it_is_heard_again_and_may_be_lost_again() -> None:
     world = cut("n3").run(5.0)
     world.speak("n3")

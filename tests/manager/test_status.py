@@ -39,3 +39,10 @@ def test_what_the_pool_said_is_shown_and_a_node_that_was_given_back_is_not() -> 
 def test_without_a_pool_nothing_is_said_of_one() -> None:
     shown = snapshot(7, driver_with_a_pool_node().machine, Detector(Timing()), {})
     assert "pool" not in shown and "companion_job" not in shown["nodes"][0]
+
+
+def test_where_links_are_watched_they_are_shown() -> None:
+    machine = driver_with_a_pool_node().machine
+    assert "fabric" not in snapshot(7, machine, Detector(Timing()), {})["nodes"][0]
+    shown = snapshot(7, machine, Detector(Timing()), {}, fabric_of={"n1": "dead", "n2": "alive", "p1": "unknown"}.get)
+    assert [node["fabric"] for node in shown["nodes"]] == ["dead", "alive", "unknown"]
