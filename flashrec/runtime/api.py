@@ -16,11 +16,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from flashrec.runtime import environment, farewell, quiet, worker
+from flashrec.runtime.data import Data
 from flashrec.runtime.limits import Limits
+from flashrec.runtime.loading import ByIndex, source_of
 from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
 from flashrec.runtime.snapshot import Stateful
 from flashrec.runtime.timeline import logger
@@ -55,7 +58,10 @@ class Session:
     state: whatever else a replacement needs, by name: objects with state_dict() and load_state_dict().
     seed: at each step start Python, numpy and torch are seeded from (seed, step, rank); None turns that off, and a
     replacement then gets the random state of its source. replicas: ranks that hold the same state as this one;
-    by default those of the DDP group.
+    by default those of the DDP group. pipeline: the schedule of torch.distributed.pipelining that runs the model, or a
+    list of them. optimizer_communicates: True when `optimizer.step()` waits for other ranks (ZeRO, Muon over several
+    ranks): an update that a failure cuts is then undone, which costs a copy of parameters and optimizer state. None:
+    seen in the first steps.
     """
 
     def __init__(
@@ -66,23 +72,42 @@ class Session:
         *,
         seed: int | None = 0,
         replicas: Sequence[int] | None = None,
+        pipeline: Any = None,
+        optimizer_communicates: bool | None = None,
     ) -> None:
+        schedules = [] if pipeline is None else list(pipeline) if isinstance(pipeline, list | tuple) else [pipeline]
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         for name, item in (state or {}).items():
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
                 raise TypeError(f"state[{name!r}] ({type(item).__name__}) has no state_dict() and load_state_dict()")
         guard: Guard
         if _Process.worker is not None:
-            guard = recoverable_guard(_Process.worker, model, optimizers, state or {}, replicas, seed)
+            guard = recoverable_guard(
+                _Process.worker, model, optimizers, state or {}, replicas, seed, schedules, optimizer_communicates
+            )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
         else:
             guard = PassThrough(seed)
         self._loop = StepLoop(guard)
+        self._seed = seed or 0
 
     def steps(self, num_steps: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps `start` … `num_steps` - 1; a step that a failure has hit is yielded again."""
         return self._loop.steps(num_steps, start)
+
+    def data(self, loader: Any, *, micro_batches: int = 1, seed: int | None = None) -> Data:
+        """The batches of `loader` by step: `data.batch(step)` inside the block, or `data.batch(step, micro)`.
+
+        loader: a DataLoader (or StatefulDataLoader) of any sampler; what else can be iterated is read through from its
+        beginning by a replacement. micro_batches: per step. seed: of order and augmentation, the same on ranks that
+        shall read the same; by default that of the session. See docs/concepts/data.md. Raises TypeError, ValueError,
+        NotImplementedError for a loader whose batches could not be repeated.
+        """
+        source = source_of(loader, self._seed if seed is None else seed, lambda: self._loop.num_batches(micro_batches))
+        if isinstance(source, ByIndex) and not (_Process.worker and _Process.worker.env.joins):
+            source.check_order()
+        return Data(source, micro_batches, lambda: self._loop.position, self.quiet)
 
     def may_commit(self, step: int | None = None, timeout_s: float = 10.0) -> bool:
         """May this rank put its checkpoint of `step` in place now? step: None for the number of steps done so far.

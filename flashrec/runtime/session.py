@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
-from flashrec.runtime.parallel.part import Parts
+from flashrec.runtime.parallel.part import Part, Parts
+from flashrec.runtime.parallel.pipeline import Pipelines
+from flashrec.runtime.parallel.replicas import Holder, Replicas, announce, find
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
 from flashrec.runtime.step import StepGuard
+from flashrec.runtime.update import Update
 from flashrec.runtime.vote import Vote
 from flashrec.runtime.worker import Worker
 
@@ -103,6 +107,16 @@ class StepLoop:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._is_used = False
+        self._num_steps: int | None = None
+
+    @property
+    def position(self) -> int:
+        """The step to do next."""
+        return self._guard.position
+
+    def num_batches(self, per_step: int) -> int | None:
+        """Batches of the whole loop; None before `steps` was called."""
+        return None if self._num_steps is None else self._num_steps * per_step
 
     def may_commit(self, step: int | None, timeout_s: float) -> bool:
         return self._guard.may_commit(step, timeout_s)
@@ -110,7 +124,7 @@ class StepLoop:
     def steps(self, num_steps: int, start: int) -> Iterator[Step]:
         if self._is_used:
             raise RuntimeError("session.steps() can be used once: loop over all steps in one go, and compute the epoch")
-        self._is_used = True
+        self._is_used, self._num_steps = True, num_steps
         self._guard.begin(start, num_steps)
         while True:
             while self._guard.position < num_steps:
@@ -131,15 +145,37 @@ def recoverable_guard(
     objects: Mapping[str, Stateful],
     replicas: Sequence[int] | None,
     seed: int | None,
+    schedules: Sequence[Any] = (),
+    optimizer_communicates: bool | None = None,
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
-    ddp = DdpInstances(model)
-    parts = Parts([ddp])
-    snapshot = Snapshot(model, listed, objects, keeps_random_state=seed is None)
-    state = State(model, listed, objects, sends_random_state=seed is None)
-    found = tuple(replicas) if replicas is not None else ddp.replicas(worker.env.world_size)
-    recovery = Recovery(worker, found, parts, state, snapshot, listed)
+    kinds: list[Part] = [DdpInstances(model), Pipelines(model, schedules)]
+    kept = dict(objects)
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
+    if fsdp.is_used(model):
+        sharded = fsdp.FsdpModules(model)
+        kinds.append(sharded)
+        kept["flags of FSDP"], device = sharded, sharded.device
+    if any(map(zero.is_zero, listed)):
+        kinds.append(zero.ZeroOptimizers(listed, worker.rank, worker.env.world_size))
+    update = Update(listed, optimizer_communicates, worker.groups.num_issued, worker.groups.drain)
+    parts = Parts([*kinds, update])
+    snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
+    state = State(model, listed, objects, sends_random_state=seed is None)
+    found = _replicas(worker, model, kinds, replicas, device)
+    recovery = Recovery(worker, found, parts, state, snapshot, listed)
     vote = Vote(worker.progress, worker.env.world_size, device)
-    return StepGuard(worker, recovery, vote, parts, snapshot, listed, seed)
+    return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed)
+
+
+def _replicas(
+    worker: Worker, model: torch.nn.Module, kinds: list[Part], given: Sequence[int] | None, device: torch.device
+) -> tuple[int, ...]:
+    if given is not None:
+        found = Replicas(tuple(sorted({*given, worker.rank})), "as the script says")
+    else:
+        found = find(model, worker.rank, [part for part in kinds if isinstance(part, Holder)])
+    if not worker.env.joins:
+        announce(found, worker.timeline, device)
+    return found.ranks

@@ -27,6 +27,8 @@ class Setup:
     clip: Callable[[], object] = lambda: None  # after the backward
     state: dict[str, Any] = field(default_factory=dict)  # for Session(state=…); what has step() is stepped at the end
     session: dict[str, Any] = field(default_factory=dict)  # more arguments of Session
+    between_collectives: list[Callable[[], object]] | None = None  # called so by the first optimizer, if it has several
+    micro: nn.Module | None = None  # runs once forward for each micro-batch, where there are several
 
 
 @dataclass(frozen=True)
@@ -68,5 +70,15 @@ TABLE = {
     layout.name: layout
     for layout in (
         Layout("ddp", 3, "plain_ddp", worlds=(2, 3, 4)),
+        Layout("pp_dp_gpipe", 4, "pipelines", "pp_dp_gpipe", groups=((0, 2), (1, 3))),
+        Layout("pp_dp_1f1b", 4, "pipelines", "pp_dp_1f1b", groups=((0, 2), (1, 3))),
+        Layout("pp_dp_interleaved", 4, "pipelines", "pp_dp_interleaved", groups=((0, 2), (1, 3))),
+        Layout("zero1", 3, "zero1", "over_all", reason="each part of the optimizer state is on one rank", worlds=(2, 3, 4)),
+        Layout("zero1_grouped", 4, "zero1", "grouped", groups=((0, 2), (1, 3))),
+        Layout("zero1_views", 4, "zero1", "grouped_views", groups=((0, 2), (1, 3))),
+        Layout("muon_sharded_step", 4, "muon", "replicated_state", worlds=(2, 3, 4)),
+        Layout("muon_sharded_state", 4, "muon", "sharded_state", groups=((0, 2), (1, 3))),
+        Layout("moe_ep", 4, "moe", "expert_parallel", groups=((0, 2), (1, 3))),
+        Layout("pp", 2, "pipelines", "pp", reason="a pipeline alone: no rank holds what another one does"),
     )
 }  # fmt: skip

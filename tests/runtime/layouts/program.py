@@ -28,24 +28,31 @@ def train(
     faults: list[tuple[int, int, int, str]] = (),
     limits: dict[str, float] | None = None,
 ) -> None:
-    """faults: (rank, life, step, place), place one of PLACES or of `recovery_faults.PLACES` (then the step is -1), with
+    """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the
+    n-th forward of a micro-batch), or of `recovery_faults.PLACES` (then the step is -1), with
     `stop-` before it for SIGSTOP. Each loss is written when it is known, so that those of a life that dies are kept."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
     hit = programs.Faults(list(faults))
     recovery_faults.install(hit.visit)
     hit.visit(-1, "init")
     setup = TABLE[layout].build()
+    setup.optimizers[-1].register_step_post_hook(lambda *_: hit.visit(where[0], "end-of-optimizer"))  # before it votes
     session = flashrec.Session(setup.model, setup.optimizers, state=setup.state, **setup.session)
     where = [0]
     setup.watched.register_post_accumulate_grad_hook(lambda _: hit.visit(where[0], "backward"))
     setup.optimizers[0].register_step_pre_hook(lambda *_: hit.visit(where[0], "in-optimizer"))  # after the session's
+    if setup.between_collectives is not None:
+        setup.between_collectives.append(lambda: hit.visit(where[0], "amid-optimizer"))
+    done = [0]  # micro-batches of this step
+    if setup.micro is not None:
+        setup.micro.register_forward_hook(lambda *_: hit.visit(where[0], f"micro-{_count(done)}"))
     hit.visit(-1, "join")
     losses: dict[int, str] = {}
     redone = 0
     kept = Path(out).with_suffix(".losses").open("a", buffering=1)
     for step in session.steps(steps):
         with step:
-            where[0] = int(step)
+            where[0], done[0] = int(step), 0
             hit.visit(step, "forward")
             loss = setup.run(int(step))
             hit.visit(step, "after-backward")
@@ -79,13 +86,18 @@ def train(
     Path(out).write_text(json.dumps(result))
 
 
+def _count(number: list[int]) -> int:
+    number[0] += 1
+    return number[0]
+
+
 def tensors(setup: Setup, *, with_buffers: bool = True) -> dict[str, torch.Tensor]:
     """Everything this rank holds of the state, by name."""
     found = dict(setup.model.named_parameters()) | (dict(setup.model.named_buffers()) if with_buffers else {})
     for i, optimizer in enumerate(setup.optimizers):
         params = [param for group in optimizer.param_groups for param in group["params"]]
         index = {id(param): j for j, param in enumerate(params)}
-        for param, slots in optimizer.state.items():
+        for param, slots in getattr(optimizer, "optim", optimizer).state.items():  # of ZeRO the inner one
             for name, slot in slots.items():
                 if isinstance(slot, torch.Tensor):
                     found[f"optimizer {i} parameter {index.get(id(param), param)} {name}"] = slot
