@@ -19,6 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.runtime import seed as seeds
+from flashrec.runtime import shards
 from flashrec.runtime.torch_private import optim
 
 logger = logging.getLogger("flashrec.runtime")
@@ -46,7 +47,7 @@ class Snapshot:
         self._optimizers, self._objects = optimizers, objects
         self._keeps_random_state = keeps_random_state
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._copies = [torch.empty_like(shards.local(buffer)) for buffer in self._buffers]
         self._has_copies = self._wants_copies = False
         self._step = -1
         self._states: dict[str, Any] = {}
@@ -91,7 +92,7 @@ class Snapshot:
         """Put everything back to where `take` (for buffers: the first forward after it) found it."""
         if self._has_copies:
             with torch.no_grad():
-                optim.foreach_copy(self._buffers, self._copies)
+                optim.foreach_copy([shards.local(buffer) for buffer in self._buffers], self._copies)
         for name, state in self._states.items():
             self._objects[name].load_state_dict(freeze(state))
         for optimizer, groups in zip(self._optimizers, self._hyper, strict=True):
@@ -122,7 +123,7 @@ class Snapshot:
     def _copy_buffers(self) -> None:
         if self._wants_copies:
             self._wants_copies = False
-            optim.foreach_copy(self._copies, [buffer.detach() for buffer in self._buffers])
+            optim.foreach_copy(self._copies, [shards.local(buffer) for buffer in self._buffers])
             self._has_copies = True
 
     def _is_small(self, name: str, object_: Stateful) -> bool:

@@ -2,6 +2,8 @@
 
 Restoring happens into the storage that exists: parameters keep their addresses, so DDP's buckets, views and fused
 optimizers stay valid. Only optimizer state that does not exist yet is allocated, from the manifest.
+
+Of a DTensor the local part travels. Its specification says which part of what it is: only the same part is accepted.
 """
 
 from __future__ import annotations
@@ -12,23 +14,30 @@ from typing import Any
 import msgspec
 import torch
 
-from flashrec.runtime import codec
+from flashrec.runtime import codec, shards
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.errors import CannotEncode, LayoutMismatch
 from flashrec.runtime.snapshot import Stateful
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor as it travels. device: type only; each side uses its own index."""
+    """One tensor as it travels. device: type only; each side uses its own index. sharding: of a DTensor, then `shape`
+    is that of the local part."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     device: str
+    sharding: shards.Sharding | None = None
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
-        return cls(name, tuple(tensor.shape), codec.dtype_name(tensor.dtype), tensor.device.type)
+        part = shards.local(tensor)
+        sharding = shards.sharding_of(tensor)
+        return cls(name, tuple(part.shape), codec.dtype_name(part.dtype), part.device.type, sharding)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" + (f" {self.sharding}" if self.sharding else "")
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
@@ -64,10 +73,13 @@ class State:
     ) -> None:
         self._model, self._optimizers, self._objects = model, optimizers, objects
         self._sends_random_state = sends_random_state
+        # FSDP puts gathered parameters in the place of these while it computes; the optimizer keeps these.
+        self._parameters = list(model.named_parameters())
         for name, tensor in self._model_tensors():
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            if type(shards.local(tensor)) not in (torch.Tensor, torch.nn.Parameter):
                 raise NotImplementedError(
-                    f"{name} is a {type(tensor).__name__}; only models of plain tensors (DDP) are supported"
+                    f"{name} is a {type(tensor).__name__} of {type(shards.local(tensor)).__name__}: only plain tensors "
+                    "and DTensors of plain tensors can be restored"
                 )
         self._describe_objects()  # what cannot be encoded shall fail at the start, not in a recovery
 
@@ -83,11 +95,11 @@ class State:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state, in an order that the manifest fixes."""
-        found = [tensor for _, tensor in self._model_tensors()]
+        """Every tensor of the state, in an order that the manifest fixes; of a DTensor the local part."""
+        found = [shards.local(tensor) for _, tensor in self._model_tensors()]
         for optimizer in self._optimizers:
             for entries in optimizer.state.values():
-                found += [value.detach() for value in entries.values() if isinstance(value, torch.Tensor)]
+                found += [shards.local(value) for value in entries.values() if isinstance(value, torch.Tensor)]
         return found
 
     def prepare(self, manifest: Manifest) -> None:
@@ -121,8 +133,8 @@ class State:
             seeds.set_state(codec.decode(manifest.random))
 
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        params = [(f"parameter {name}", param.detach()) for name, param in self._model.named_parameters()]
-        return params + [(f"buffer {name}", buffer.detach()) for name, buffer in self._model.named_buffers()]
+        params: list[tuple[str, torch.Tensor]] = [(f"parameter {name}", param) for name, param in self._parameters]
+        return params + [(f"buffer {name}", buffer) for name, buffer in self._model.named_buffers()]
 
     def _describe_objects(self) -> dict[str, bytes]:
         return {name: codec.encode(item.state_dict(), f"state[{name!r}]") for name, item in self._objects.items()}
@@ -162,8 +174,9 @@ def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) 
     if sizes != spec.sizes:
         raise LayoutMismatch(f"{name} has parameter groups of {spec.sizes} parameters at the source, {sizes} here")
     values = codec.decode(spec.values)
-    params, old = _params(optimizer), dict(optimizer.state)
-    optimizer.state.clear()
+    params, state = _params(optimizer), optimizer.state
+    old = dict(state)
+    state.clear()
     for i, keys in spec.order:
         param = params[i]
         entries: dict[str, Any] = {}
@@ -175,23 +188,33 @@ def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) 
                 entries[key] = have
             else:
                 entries[key] = _empty(tensor, param)
-        optimizer.state[param] = entries
+        state[param] = entries
 
 
 def _empty(spec: TensorSpec, param: torch.Tensor) -> torch.Tensor:
     dtype = codec.dtype_of(spec.dtype)
     device = param.device if param.device.type == spec.device else torch.device(spec.device)
+    if spec.sharding is not None:
+        built = shards.empty(param, spec.sharding, spec.shape, dtype, device)
+        if built is None:
+            raise LayoutMismatch(f"{spec.name} is {spec} at the source, which cannot be built for {_shown(param)} here")
+        return built
+    if shards.is_dtensor(param):
+        return torch.empty(spec.shape, dtype=dtype, device=device)
     if tuple(param.shape) == spec.shape and dtype == param.dtype and device == param.device:
         return torch.empty_like(param, memory_format=torch.preserve_format).detach()
     return torch.empty(spec.shape, dtype=dtype, device=device)
+
+
+def _shown(param: torch.Tensor) -> str:
+    return f"a parameter {TensorSpec.of('', param)}"
 
 
 def _compare(what: str, mine: dict[str, TensorSpec], theirs: dict[str, TensorSpec]) -> None:
     differences = [f"{name}: only at the source" for name in theirs.keys() - mine.keys()]
     differences += [f"{name}: only at the target" for name in mine.keys() - theirs.keys()]
     differences += [
-        f"{name}: {theirs[name].dtype}{list(theirs[name].shape)} at the source, "
-        f"{mine[name].dtype}{list(mine[name].shape)} here"
+        f"{name}: {theirs[name]} at the source, {mine[name]} here"
         for name in mine.keys() & theirs.keys()
         if mine[name] != theirs[name]
     ]

@@ -10,10 +10,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+
+class Watched(Protocol):
+    """A parameter, or what stands for one."""
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> object: ...
 
 
 @dataclass
@@ -23,7 +29,7 @@ class Setup:
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
     run: Callable[[int], torch.Tensor]  # forward and backward of one step, all micro-batches; the loss, detached
-    watched: nn.Parameter  # its gradient comes in the middle of the backward
+    watched: Watched  # its gradient comes in the middle of the backward
     clip: Callable[[], object] = lambda: None  # after the backward
     state: dict[str, Any] = field(default_factory=dict)  # for Session(state=…); what has step() is stepped at the end
     session: dict[str, Any] = field(default_factory=dict)  # more arguments of Session
@@ -44,6 +50,7 @@ class Layout:
     reason: str = ""
     groups: tuple[tuple[int, ...], ...] = ()
     worlds: tuple[int, ...] = ()
+    cells: tuple[tuple[int, str], ...] = ((3, "backward"), (2, "in-optimizer"))  # (step, place) of the ordinary suite
 
     @property
     def is_protected(self) -> bool:
@@ -73,12 +80,20 @@ TABLE = {
         Layout("pp_dp_gpipe", 4, "pipelines", "pp_dp_gpipe", groups=((0, 2), (1, 3))),
         Layout("pp_dp_1f1b", 4, "pipelines", "pp_dp_1f1b", groups=((0, 2), (1, 3))),
         Layout("pp_dp_interleaved", 4, "pipelines", "pp_dp_interleaved", groups=((0, 2), (1, 3))),
-        Layout("zero1", 3, "zero1", "over_all", reason="each part of the optimizer state is on one rank", worlds=(2, 3, 4)),
+        Layout("zero1", 3, "zero1", "over_all", reason="optimizer state is not replicated", worlds=(2, 3, 4)),
         Layout("zero1_grouped", 4, "zero1", "grouped", groups=((0, 2), (1, 3))),
         Layout("zero1_views", 4, "zero1", "grouped_views", groups=((0, 2), (1, 3))),
         Layout("muon_sharded_step", 4, "muon", "replicated_state", worlds=(2, 3, 4)),
         Layout("muon_sharded_state", 4, "muon", "sharded_state", groups=((0, 2), (1, 3))),
         Layout("moe_ep", 4, "moe", "expert_parallel", groups=((0, 2), (1, 3))),
         Layout("pp", 2, "pipelines", "pp", reason="a pipeline alone: no rank holds what another one does"),
+        Layout("hsdp", 4, "sharded", "hsdp", groups=((0, 2), (1, 3)), cells=((3, "backward"),)),
+        Layout("hsdp_bf16", 4, "sharded", "hsdp_bf16", groups=((0, 2), (1, 3)), cells=()),
+        Layout("hsdp_accumulate", 4, "sharded", "hsdp_accumulate", groups=((0, 2), (1, 3)), cells=()),
+        Layout("hsdp_offload", 4, "sharded", "hsdp_offload", groups=((0, 2), (1, 3)), cells=()),
+        Layout("hsdp_compiled", 4, "sharded", "hsdp_compiled", groups=((0, 2), (1, 3)), cells=()),
+        Layout("tp", 4, "sharded", "tp", groups=((0, 2), (1, 3)), cells=()),
+        Layout("hsdp_tp", 8, "sharded", "hsdp_tp", groups=((0, 4), (1, 5), (2, 6), (3, 7)), cells=()),
+        Layout("fsdp2", 2, "sharded", "fsdp2", reason="FSDP alone: each shard exists once", worlds=(2, 4), cells=()),
     )
 }  # fmt: skip

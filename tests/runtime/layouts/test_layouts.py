@@ -42,8 +42,10 @@ def assert_same(found: Results, wanted: Results) -> None:
         assert found[rank]["digest"] == result["digest"], f"state of rank {rank}"
 
 
-@pytest.mark.parametrize(("step", "place"), [(3, "backward"), (2, "in-optimizer")])
-@pytest.mark.parametrize("layout", [name for name, layout in TABLE.items() if layout.is_protected])
+@pytest.mark.parametrize(
+    ("layout", "step", "place"),
+    [(name, step, place) for name, row in TABLE.items() if row.is_protected for step, place in row.cells],
+)
 def test_a_killed_rank_is_replaced_bit_by_bit(
     layout: str, step: int, place: str, make_cluster: Callable[..., Cluster], undisturbed: Callable[[str], Results]
 ) -> None:
