@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+ENGINES = ("", "native", "inplace")
+
 
 class BadEnvironment(RuntimeError):
     """FLASHREC_SOCKET is set, but the rest of what the launcher sets is missing or not usable."""
@@ -24,6 +26,7 @@ class Environment:
     generation: int
     joins: bool  # True: the groups exist elsewhere; build the model alone, then be restored
     gloo_interface: str  # GLOO_SOCKET_IFNAME, "" when the agent's address is to be used
+    engine: str = ""  # FLASHREC_ENGINE: 'native' or 'inplace'; "": what fits torch
 
 
 def read(environ: Mapping[str, str]) -> Environment | None:
@@ -55,7 +58,10 @@ def read(environ: Mapping[str, str]) -> Environment | None:
         generation=number("FLASHREC_GENERATION"),
         joins=environ.get("FLASHREC_JOINS", "") == "1",
         gloo_interface=environ.get("GLOO_SOCKET_IFNAME", ""),
+        engine=environ.get("FLASHREC_ENGINE", ""),
     )
+    if found.engine not in ENGINES:
+        raise BadEnvironment(f"FLASHREC_ENGINE={found.engine!r} is not known; use native or inplace, or unset it")
     if not 0 <= found.rank < found.world_size:
         raise BadEnvironment(f"RANK={found.rank} is not below WORLD_SIZE={found.world_size}")
     return found

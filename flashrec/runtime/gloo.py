@@ -20,10 +20,10 @@ import contextlib
 import os
 import socket
 import struct
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 Address = tuple[str, int]
+Ends = tuple[Address, Address]  # here, there
 
 _U64 = struct.Struct("=Q")
 _MAX_HOSTNAME_BYTES = 4096
@@ -50,9 +50,9 @@ def addresses(values: Iterable[bytes]) -> set[Address]:
     return {address for address in map(parse_address, values) if address is not None}
 
 
-def count_connections(listening: set[Address]) -> Counter[Address]:
-    """How many connections of this process end at each of these addresses (on either side)."""
-    return Counter(address for _, address in _connections(listening))
+def connections(listening: set[Address]) -> set[Ends]:
+    """The connections of this process that end at one of these addresses, on either side."""
+    return {ends for _, ends in _connections(listening)}
 
 
 def shut(listening: set[Address]) -> list[socket.socket]:
@@ -65,7 +65,7 @@ def shut(listening: set[Address]) -> list[socket.socket]:
     return kept
 
 
-def _connections(listening: set[Address]) -> Iterator[tuple[socket.socket, Address]]:
+def _connections(listening: set[Address]) -> Iterator[tuple[socket.socket, Ends]]:
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -74,20 +74,16 @@ def _connections(listening: set[Address]) -> Iterator[tuple[socket.socket, Addre
         except OSError:
             continue
         with connection:
-            match = _match(connection, listening)
-            if match is not None:
-                yield connection, match
+            ends = _ends(connection)
+            if ends is not None and not listening.isdisjoint(ends):
+                yield connection, ends
 
 
-def _match(connection: socket.socket, listening: set[Address]) -> Address | None:
+def _ends(connection: socket.socket) -> Ends | None:
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
         return None
     try:
-        ends = connection.getpeername()[:2], connection.getsockname()[:2]
+        here, there = connection.getsockname()[:2], connection.getpeername()[:2]
     except OSError:  # a listening socket has no peer
         return None
-    for ip, port in ends:
-        address = (ip.split("%")[0], port)
-        if address in listening:
-            return address
-    return None
+    return (here[0].split("%")[0], here[1]), (there[0].split("%")[0], there[1])

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from flashrec.runtime.engine import Group
 from flashrec.runtime.torch_private import groups as private
+from flashrec.runtime.torch_private import reconfigure
 
 WANTED_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -35,6 +36,21 @@ def build(group: Group, store: private.Store) -> Any:
             f"group {group.name} asks for nccl, but this torch has none: use gloo, or a CUDA build of torch"
         )
     return private.nccl_backend(store, group.group_rank, group.ranks, group.name, group.options, group.timeout)
+
+
+def build_native(group: Group, store: private.Store) -> Any:
+    """An nccl2 backend for `group` that is still to be reconfigured. Raises RuntimeError when this torch has none."""
+    if not dist.is_nccl_available() or not torch.cuda.is_available():
+        raise RuntimeError(
+            f"group {group.name} asks for nccl2, but this torch has no NCCL or sees no GPU: use gloo, or a CUDA build "
+            "of torch on a node with GPUs"
+        )
+    return reconfigure.nccl2_backend(store, group.group_rank, group.ranks, group.name, group.options, group.timeout)
+
+
+def backend_in(backends: dict[str, tuple[Any, Any]]) -> Any:
+    """The backend that runs NCCL's communicators among `backends` (device -> (type, backend)); None: there is none."""
+    return next((backend for _, backend in backends.values() if private.is_nccl(backend)), None)
 
 
 def abort(backends: list[Any]) -> int:

@@ -54,6 +54,21 @@ def waiting_operations() -> set[Operation]:
     return found
 
 
+def is_idle() -> bool:
+    """True when all threads of gloo wait for work. False, too, where that cannot be seen."""
+    for thread in gloo_threads():
+        try:
+            with open(f"/proc/self/task/{thread}/syscall") as call:
+                fields = call.read().split()
+        except FileNotFoundError:  # it has ended
+            continue
+        except OSError:
+            return False
+        if len(fields) <= 4 or fields[0] not in _FUTEX_CALLS or int(fields[4], 16) != 0:
+            return False
+    return True
+
+
 def watch(progress: Progress, generation: int, timeout_s: float, give_up: Callable[[str], None]) -> None:
     """In a thread: until this rank has reported for `generation`, give up when one operation waits for `timeout_s`."""
     threading.Thread(

@@ -13,8 +13,8 @@ from flashrec.runtime.board import Board
 from flashrec.runtime.control import Control
 from flashrec.runtime.environment import Environment
 from flashrec.runtime.groups import Groups
-from flashrec.runtime.inplace import InPlaceEngine
 from flashrec.runtime.limits import Limits
+from flashrec.runtime.native import choose
 from flashrec.runtime.progress import Progress
 from flashrec.runtime.store import TableStore
 from flashrec.runtime.timeline import Timeline, logger
@@ -59,7 +59,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         raise RuntimeError(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps every backend, which recovery cannot replace; unset it"
         )
-    can_release = versions.self_test()
+    can_release, engine_of = versions.self_test(), choose(env.engine)
     if not can_release:
         logger.warning("process groups are replaced with fresh keys: each recovery leaves some threads behind")
     if nccl.is_used() and (wanted := nccl.check_environment(os.environ)):
@@ -76,7 +76,7 @@ def start(env: Environment, limits: Limits) -> Worker:
     progress.page = _make_page(env)
     board = Board(max(env.generation, control.welcome.generation) if env.joins else env.generation, env.joins)
     timeline, sockets = Timeline(env.rank), Sockets()
-    engine = InPlaceEngine(
+    engine = engine_of(
         board=board,
         make_store=lambda group, members, generation, timeout_s: _make_store(
             env, board, control, group, members, generation, timeout_s
@@ -106,7 +106,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         rank=env.rank,
         world_size=env.world_size,
     )
-    timeline.mark("started", joins=env.joins, generation=board.announced)
+    timeline.mark("started", joins=env.joins, generation=board.announced, engine=engine.NAME)
     return Worker(
         env=env,
         secret=secret,

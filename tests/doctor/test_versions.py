@@ -26,8 +26,9 @@ def test_range_of_torch_is_the_one_that_ranks_insist_on() -> None:
         ("2.13.0+cpu", Status.OK),
         ("2.13.1", Status.OK),
         ("2.12.1", Status.FAIL),
-        ("2.14.0", Status.FAIL),
-        ("2.14.0a0+git1", Status.FAIL),
+        ("2.14.1+cu130", Status.OK),
+        ("2.15.0", Status.FAIL),
+        ("2.15.0a0+git1", Status.FAIL),
         ("", Status.WARN),
     ],
 )

@@ -93,6 +93,17 @@ class Replacer:
         return dist.ProcessGroup.BackendType(self._next_key - 1)
 
 
+def holds(group: dist.ProcessGroup, new: dict[torch.device, tuple[Any, Any]]) -> bool:
+    """True when the group has exactly these backends already."""
+    return all(group._get_backend(device) is backend for device, (_, backend) in new.items())
+
+
+def backend_of(group: dist.ProcessGroup, name: str, backend: str) -> Any:
+    """What is in the group for the first device that the backend `name` of the backend string serves."""
+    device = next(device for device, (found, _) in backend_types(backend).items() if found == name)
+    return group._get_backend(torch.device(device))
+
+
 def default_type(kinds: Any) -> Any:
     """The backend type a group reports when it holds several."""
     found = list(kinds)
@@ -206,11 +217,17 @@ def nccl_backend(store: Store, rank: int, ranks: tuple[int, ...], name: str, opt
     return backend
 
 
+def is_nccl(backend: Any) -> bool:
+    """True for a backend of NCCL, the one of torch 2.14 (nccl2) included."""
+    return type(backend).__name__.startswith("ProcessGroupNCCL")
+
+
 def nccl_abort(backends: list[Any]) -> None:
     """Abort all communicators in one NCCL group, so that no order between them can block."""
-    if not backends:
-        return
-    backends[0]._group_start()
+    grouped = [backend for backend in backends if hasattr(backend, "_group_start")]  # nccl2 has no such call
+    if grouped:
+        grouped[0]._group_start()
     for backend in backends:
         backend.abort()
-    backends[0]._group_end()
+    if grouped:
+        grouped[0]._group_end()

@@ -18,14 +18,14 @@ from flashrec.runtime.torch_private.groups import Replacer, fake_backend, fake_c
 
 _c10d: Any = torch._C._distributed_c10d
 
-SUPPORTED = ((2, 13), (2, 14))
-SUPPORTED_TEXT = ">=2.13,<2.14"
+SUPPORTED = ((2, 13), (2, 15))
+SUPPORTED_TEXT = ">=2.13,<2.15"
+RECONFIGURES = (2, 14)  # first release whose backends can be connected anew, see `reconfigure`
 
 
 def self_test() -> bool:
     """Check that this torch has what we need. Returns True when `release` works. Raises UnsupportedTorch."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+    if not SUPPORTED[0] <= current() < SUPPORTED[1]:
         raise UnsupportedTorch(
             f"torch {torch.__version__} is not supported by this flashrec; install torch {SUPPORTED_TEXT}"
         )
@@ -37,6 +37,11 @@ def self_test() -> bool:
         f"torch {torch.__version__}: the backend of a process group cannot be replaced in place; "
         f"this flashrec supports torch {SUPPORTED_TEXT}"
     )
+
+
+def current() -> tuple[int, ...]:
+    """(2, 14) for torch 2.14.1+cpu."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
 def require(needed: Iterable[tuple[str, Any]]) -> None:

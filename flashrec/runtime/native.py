@@ -1,0 +1,148 @@
+"""Engine for torch 2.14 and later: the backend inside a group stays and is connected anew, by `reconfigure`.
+
+Only where a connected backend comes from differs from `inplace`, so this is that engine with another `_connect`.
+torch's own entrance (`dist._reconfigure`) takes groups of one backend only; we speak to the backends themselves, which
+serves a group of 'cpu:gloo,cuda:nccl2', too.
+
+A backend is *not* reconfigured but replaced, as in `inplace`,
+
+* when its former reconfiguration was abandoned and has not returned: the next one would wait for it, up to the connect
+  time-out, and it could connect the backend to the wrong peers later than that one;
+* when an operation of the old generation is still in it, or that cannot be seen: it runs in the threads of the backend,
+  and an operation that gloo has lost would block one of them for ever;
+* when it is of a kind that has no `reconfigure` (nccl), which is said once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from flashrec.runtime import nccl, stuck
+from flashrec.runtime.engine import Group
+from flashrec.runtime.errors import UnsupportedTorch
+from flashrec.runtime.inplace import InPlaceEngine, store_name
+from flashrec.runtime.timeline import logger
+from flashrec.runtime.torch_private import groups as private
+from flashrec.runtime.torch_private import reconfigure as native
+from flashrec.runtime.torch_private import versions
+
+_SETTLE_TIMEOUT_S = 0.2  # operations that were cut have ended within milliseconds
+_LOOK_INTERVAL_S = 0.002
+_HANDLE = "handle/{}"
+
+
+class Rendezvous(private.Store):
+    """The one store a backend keeps; each generation puts its own behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current: private.Store | None = None
+        self.busy = threading.Lock()  # held while the backend is being reconfigured
+
+    @property
+    def _inner(self) -> Any:
+        if self.current is None:
+            raise RuntimeError("this process group is not connected yet")
+        return self.current
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._inner.get(key))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return list(self._inner.multi_get(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._inner.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._inner.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._inner.add(key, amount))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """gloo claims the number of a reconfiguration so. Ours belongs to one generation: nobody else can have it."""
+        return desired if isinstance(desired, bytes) else str(desired).encode()
+
+    def delete_key(self, key: str) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Ignored, as in the stores behind it."""
+
+    def has_extended_api(self) -> bool:
+        return False
+
+
+class NativeEngine(InPlaceEngine):
+    """See `flashrec.runtime.engine.Engine`."""
+
+    NAME = "native"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._rendezvous: dict[str, Rendezvous] = {}  # by store name; a backend needs it for as long as it lives
+        self._has_told: set[str] = set()
+
+    def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
+        if not _settle():
+            logger.info("an operation of an older generation has not ended: its backends are replaced")
+            for group in groups:
+                for name in private.backend_names(group.backend):
+                    self._rendezvous.pop(store_name(group, name), None)
+        super().form(groups, generation, timeout_s)
+
+    def _connect(self, name: str, group: Group, store: private.Store, generation: int) -> tuple[Any, Any]:
+        if name not in ("gloo", "nccl2"):
+            if name not in self._has_told:
+                self._has_told.add(name)
+                logger.warning("%s cannot be reconfigured by this torch: its backends are replaced instead", name)
+            return super()._connect(name, group, store, generation)
+        key = store_name(group, name)
+        backend, rendezvous = private.backend_of(group.handle, name, group.backend), self._rendezvous.get(key)
+        if rendezvous is None or rendezvous.busy.locked() or not native.can(backend):
+            rendezvous = self._rendezvous[key] = Rendezvous()
+            backend = self._make(name, group, rendezvous)
+        with rendezvous.busy:
+            rendezvous.current = store
+            store.set(_HANDLE.format(group.group_rank), native.handle_of(backend))
+            handles = store.multi_get([_HANDLE.format(i) for i in range(group.size)])
+            peers = [bytes(handle).decode() for handle in handles]
+            native.reconfigure(backend, generation, peers, self._limits.connect_timeout_s)
+        return backend, rendezvous
+
+    def _make(self, name: str, group: Group, rendezvous: Rendezvous) -> Any:
+        if name == "nccl2":
+            return nccl.build_native(group, rendezvous)
+        device = private.gloo_device(self._address, self._interface)
+        return native.gloo_backend(rendezvous, group.group_rank, group.size, device, group.timeout)
+
+
+def choose(wanted: str) -> type[InPlaceEngine]:
+    """The engine of this process: 'native', 'inplace', or "" for the one that fits torch. Raises UnsupportedTorch."""
+    if wanted == "inplace" or (not wanted and versions.current() < versions.RECONFIGURES):
+        return InPlaceEngine
+    if versions.current() < versions.RECONFIGURES:
+        raise UnsupportedTorch(
+            f"FLASHREC_ENGINE=native needs torch 2.14 or later, this is {torch.__version__}: unset it, or use inplace"
+        )
+    versions.require(native.needed())
+    return NativeEngine
+
+
+def _settle() -> bool:
+    """Wait until no operation is in gloo's threads any more. False: one stays, or that cannot be seen."""
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    while not stuck.is_idle():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_INTERVAL_S)
+    return True
