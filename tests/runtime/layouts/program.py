@@ -28,9 +28,9 @@ def train(
     faults: list[tuple[int, int, int, str]] = (),
     limits: dict[str, float] | None = None,
 ) -> None:
-    """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the
-    n-th forward of a micro-batch), or of `recovery_faults.PLACES` (then the step is -1), with
-    `stop-` before it for SIGSTOP. Each loss is written when it is known, so that those of a life that dies are kept."""
+    """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the n-th forward of a micro-batch), or of
+    `recovery_faults.PLACES` (then the step is -1), with `stop-` before it for SIGSTOP. Each loss is written when it is
+    known, so that those are kept which a life that dies has computed, or which belong to a step that is cut."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
     hit = programs.Faults(list(faults))
     recovery_faults.install(hit.visit)
@@ -57,6 +57,7 @@ def train(
             loss = setup.run(int(step))
             hit.visit(step, "after-backward")
             drawn = [random.random().hex(), float(torch.rand(())).hex()]
+            kept.write(json.dumps([int(step), float(loss).hex(), drawn]) + "\n")
             setup.clip()
             hit.visit(step, "before-vote")
             for optimizer in setup.optimizers:
@@ -69,7 +70,6 @@ def train(
                 optimizer.zero_grad()
         if step.is_done:
             losses[int(step)] = [float(loss).hex(), drawn]
-            kept.write(json.dumps([int(step), *losses[int(step)]]) + "\n")
         else:
             redone += 1
         hit.visit(step, "between")
