@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from flashrec.runtime import environment, farewell, quiet, worker
+from flashrec.runtime.callbacks import Callback
 from flashrec.runtime.data import Data
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.loading import ByIndex, source_of
@@ -108,6 +109,15 @@ class Session:
         if isinstance(source, ByIndex) and not (_Process.worker and _Process.worker.env.joins):
             source.check_order()
         return Data(source, micro_batches, lambda: self._loop.position, self.quiet)
+
+    def on_commit(self, callback: Callback) -> Callback:
+        """Call `callback(step)` once for each step that counts, after its block and before the next one; on every rank.
+
+        May be used as a decorator. Not called for a step that is redone, until it counts. A replacement begins with the
+        step at which training goes on: see docs/concepts/data.md for what that means. Exceptions are the script's.
+        """
+        self._loop.callbacks.add(callback)
+        return callback
 
     def may_commit(self, step: int | None = None, timeout_s: float = 10.0) -> bool:
         """May this rank put its checkpoint of `step` in place now? step: None for the number of steps done so far.

@@ -57,3 +57,7 @@ class Engine(Protocol):
 
     def unblock(self, groups: list[Group]) -> int:
         """End every collective of every older generation. Called from the control thread. Returns what was cut."""
+
+    def drain(self, timeout_s: float) -> None:
+        """After `form`: return when no operation of an older generation can write into a tensor any more. Those that
+        were queued behind the one that was cut end a little later than it. Raises NotUnblockable."""

@@ -73,6 +73,14 @@ class Groups:
             self._lock.release()
         return self._seen
 
+    def num_issued(self) -> int:
+        """Collectives that this rank has issued since its groups were last connected, as far as that can be told."""
+        return sum(count for _, count in _issued(self._alive()))
+
+    def drain(self) -> None:
+        """After `form`: return when no operation of an older generation can write any more. Raises NotUnblockable."""
+        self._engine.drain(self._limits.unblock_timeout_s)
+
     def _waits(self, groups: list[Group]) -> bool | None:
         """gloo shows it. Of NCCL one sees at most that something of gloo waits, too."""
         if not self._gloo_threads:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from flashrec.runtime.callbacks import Callbacks
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
 from flashrec.runtime.parallel.part import Part, Parts
@@ -26,6 +27,8 @@ from flashrec.runtime.worker import Worker
 
 class Guard(Protocol):
     """What a loop needs: with recovery (`StepGuard`) or without (`PassThrough`)."""
+
+    before_pause: Callable[[], None]  # called when a step counts and this rank may not go on after it
 
     @property
     def position(self) -> int: ...
@@ -45,11 +48,12 @@ class Step(int):
     """The number of a step, and the context manager around its work. It is an int: `step % 100 == 0` works."""
 
     _guard: Guard
+    _callbacks: Callbacks
     is_entered: bool
 
-    def __new__(cls, number: int, guard: Guard) -> Step:
+    def __new__(cls, number: int, guard: Guard, callbacks: Callbacks) -> Step:
         step = super().__new__(cls, number)
-        step._guard, step.is_entered = guard, False
+        step._guard, step._callbacks, step.is_entered = guard, callbacks, False
         return step
 
     @property
@@ -62,6 +66,7 @@ class Step(int):
         return self.is_entered and self._guard.position > int(self)
 
     def __enter__(self) -> Step:
+        self._callbacks.run(self._guard.position)  # those that an exception of the script has kept back
         self._guard.enter(int(self))
         self.is_entered = True
         return self
@@ -69,7 +74,10 @@ class Step(int):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        return self._guard.leave(error) and error is not None
+        is_handled = self._guard.leave(error) and error is not None
+        if error is None or is_handled:
+            self._callbacks.run(self._guard.position)
+        return is_handled
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
@@ -80,6 +88,7 @@ class PassThrough:
 
     def __init__(self, seed: int | None) -> None:
         self._seed, self.position = seed, 0
+        self.before_pause: Callable[[], None] = lambda: None
 
     def begin(self, start: int, num_steps: int) -> int:
         self.position = start
@@ -105,7 +114,8 @@ class StepLoop:
     """Yields the steps of one training loop."""
 
     def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+        self._guard, self.callbacks = guard, Callbacks()
+        self._guard.before_pause = lambda: self.callbacks.run(guard.position)
         self._is_used = False
         self._num_steps: int | None = None
 
@@ -125,10 +135,10 @@ class StepLoop:
         if self._is_used:
             raise RuntimeError("session.steps() can be used once: loop over all steps in one go, and compute the epoch")
         self._is_used, self._num_steps = True, num_steps
-        self._guard.begin(start, num_steps)
+        self.callbacks.begin(self._guard.begin(start, num_steps))
         while True:
             while self._guard.position < num_steps:
-                step = Step(self._guard.position, self._guard)
+                step = Step(self._guard.position, self._guard, self.callbacks)
                 yield step
                 if not step.is_entered:
                     raise RuntimeError(

@@ -17,6 +17,7 @@ import torch
 from flashrec.runtime import codec, shards
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.errors import CannotEncode, LayoutMismatch
+from flashrec.runtime.parallel import zero
 from flashrec.runtime.snapshot import Stateful
 
 
@@ -98,7 +99,7 @@ class State:
         """Every tensor of the state, in an order that the manifest fixes; of a DTensor the local part."""
         found = [shards.local(tensor) for _, tensor in self._model_tensors()]
         for optimizer in self._optimizers:
-            for entries in optimizer.state.values():
+            for entries in zero.state_of(optimizer).values():
                 found += [shards.local(value) for value in entries.values() if isinstance(value, torch.Tensor)]
         return found
 
@@ -146,7 +147,7 @@ class State:
         tensors: dict[int, dict[str, TensorSpec]] = {}
         order: list[tuple[int, tuple[str, ...]]] = []
         index = {id(param): i for i, param in enumerate(_params(optimizer))}
-        for param, entries in optimizer.state.items():
+        for param, entries in zero.state_of(optimizer).items():
             i = index.get(id(param), -1)
             if i < 0:
                 raise CannotEncode(f"{name}.state has the key {param!r:.60}, which is none of its parameters")
@@ -174,7 +175,7 @@ def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) 
     if sizes != spec.sizes:
         raise LayoutMismatch(f"{name} has parameter groups of {spec.sizes} parameters at the source, {sizes} here")
     values = codec.decode(spec.values)
-    params, state = _params(optimizer), optimizer.state
+    params, state = _params(optimizer), zero.state_of(optimizer)
     old = dict(state)
     state.clear()
     for i, keys in spec.order:

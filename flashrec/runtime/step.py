@@ -3,6 +3,10 @@
     IDLE ── enter ──► OPEN ── vote passed ──► UPDATING ── last optimizer ──► COMMITTED ── block ends ──► IDLE
                        │  no optimizer step in the block: the vote is cast at its end ──────────▲
 
+For optimizers that communicate the vote is cast after the last one instead (see `update`):
+
+                      OPEN ── copied ──► UPDATING ── last optimizer, vote passed ──► COMMITTED
+
 A failure is handled where it shows:
 
 * in the vote: this rank waits there for the plan. "Redo i": `StepInterrupted` unwinds the block. "Go on to i+1": the
@@ -10,7 +14,8 @@ A failure is handled where it shows:
   recovery happens at the end of the block. No code of the user is replayed by us.
 * elsewhere in the block: the exception is swallowed, `steps()` yields the right step again. Only when a fence is there
   or comes: a bug of the script goes through at once.
-* between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement.
+* between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement. Where the update can
+  be undone it is, and this rank does the step again.
 * all pause after this step (a vote said so): nothing is cut. At the end of the block this rank goes through a recovery
   in which it has nothing to do again.
 * after the optimizer: step i counts as done. A scheduler that was to be stepped after the collective which failed
@@ -20,6 +25,7 @@ A failure is handled where it shows:
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +45,7 @@ from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.timeline import logger
+from flashrec.runtime.update import Update
 from flashrec.runtime.vote import Vote
 from flashrec.runtime.worker import Worker
 from flashrec.wire import messages as m
@@ -61,12 +68,13 @@ class StepGuard:
         worker: Worker,
         recovery: Recovery,
         vote: Vote,
+        update: Update,
         parts: Parts,
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
         seed: int | None,
     ) -> None:
-        self._worker, self._recovery, self._vote = worker, recovery, vote
+        self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._stage = Stage.IDLE
         self._step = -1
@@ -77,6 +85,7 @@ class StepGuard:
         self._committed_generation = -1
         self._is_training = False
         self._has_warned = False
+        self.before_pause: Callable[[], None] = lambda: None  # after it this life may be given up
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
             optimizer.register_step_post_hook(self._after_optimizer)
@@ -180,19 +189,20 @@ class StepGuard:
         return True
 
     def _leave_in_order(self) -> bool:
-        if self._stage is Stage.OPEN:  # no optimizer step: a GradScaler skipped it
-            self._warn_about_accumulation()
-            try:
+        try:
+            if self._stage is Stage.OPEN:  # no optimizer step: a GradScaler skipped it
+                self._warn_about_accumulation()
                 self._pass_vote()
-            except StepInterrupted:
-                self._recover(self._plan)
-                return True
-            self._commit()
-        elif self._stage is Stage.UPDATING:  # not every optimizer takes part in every step
-            self._commit()
+                self._commit()
+            elif self._stage is Stage.UPDATING:  # not every optimizer takes part in every step
+                self._end_update()
+        except StepInterrupted:
+            self._recover(self._plan)
+            return True
         if self._plan is not None:
             self._recover(self._plan)
         elif self._pauses and self._worker.progress.v != self._num_steps:  # else the job is as good as done
+            self.before_pause()
             self._worker.timeline.mark("paused", v=self._worker.progress.v)
             worker = self._worker
             worker.board.await_boundary(worker.progress.generation, worker.limits.fence_timeout_s)
@@ -211,8 +221,7 @@ class StepGuard:
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise RuntimeError("optimizer.step(closure) computes gradients after the vote; call it without a closure")
         if self._stage is Stage.OPEN:
-            self._pass_vote()
-            self._stage = Stage.UPDATING
+            self._begin_update()
         self._worker.progress.where = "optimizer"
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -220,12 +229,27 @@ class StepGuard:
             return
         self._stepped.add(id(optimizer))
         if len(self._stepped) == len(self._optimizers):
-            self._commit()
+            self._end_update()
+
+    def _begin_update(self) -> None:
+        if self._update.votes_after:
+            self._parts.before_vote(self._step)
+        else:
+            self._pass_vote()
+        self._update.begin(self._step)
+        self._stage = Stage.UPDATING
+
+    def _end_update(self) -> None:
+        if self._update.votes_after:
+            self._pass_vote()
+        self._update.end()
+        self._commit()
 
     def _pass_vote(self) -> None:
-        """Return when the update of this step may be applied; raise StepInterrupted when it is to be done again."""
+        """Return when this step counts; raise StepInterrupted when it is to be done again."""
         try:
-            self._parts.before_vote(self._step)
+            if self._stage is Stage.OPEN:
+                self._parts.before_vote(self._step)
             self._pauses = self._vote.cast(self._step, self._worker.board.wants_pause)
         except Exception as err:
             if not self._is_fault(err):
@@ -237,7 +261,8 @@ class StepGuard:
                 raise RecoveryFailed(
                     f"rank {self._worker.rank} is in step {self._step} and is told to resume at {plan.resume_step}"
                 ) from err
-            self._worker.timeline.mark("rolling_forward", step=self._step, generation=plan.generation)
+            what = "rolling_forward" if self._stage is Stage.OPEN else "kept_update"
+            self._worker.timeline.mark(what, step=self._step, generation=plan.generation)
 
     def _commit(self) -> None:
         worker, progress = self._worker, self._worker.progress
@@ -277,6 +302,8 @@ class StepGuard:
 
     def _torn_by(self, error: Exception) -> str:
         if self._stage is Stage.UPDATING:
+            if self._update.can_undo(self._step) and self._worker.progress.voted < self._step:
+                return ""
             return f"its optimizer step was cut by {type(error).__name__}: {error}"
         if self._stage is Stage.COMMITTED and (names := self._snapshot.left_behind()):
             return (
