@@ -31,7 +31,11 @@ def play_until_hit(wanted: Case | tuple[int, int], table: dict[str, Layout], fol
     for attempt in range(ATTEMPTS):
         case = wanted if isinstance(wanted, Case) else draw(*wanted, attempt, table)
         path = folder / f"{case.seed}-{case.index}-{case.attempt}"
-        result = play(case, path, undisturbed(case.layout, case.world_size, STEPS, folder / "undisturbed"))
+        try:
+            wanted_outcome = undisturbed(case.layout, case.world_size, STEPS, folder / "undisturbed")
+        except AssertionError as err:
+            return case, Result("wrong", "with nothing failing", log=str(err)), attempt
+        result = play(case, path, wanted_outcome)
         if result.verdict in BAD:
             (path / "case.json").write_text(to_json(case))
         else:

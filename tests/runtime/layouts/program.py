@@ -28,9 +28,9 @@ def train(
     faults: list[tuple[int, int, int, str]] = (),
     limits: dict[str, float] | None = None,
 ) -> None:
-    """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the n-th forward of a micro-batch), or of
-    `recovery_faults.PLACES` (then the step is -1), with `stop-` before it for SIGSTOP. Each loss is written when it is
-    known, so that those are kept which a life that dies has computed, or which belong to a step that is cut."""
+    """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the n-th forward of a micro-batch), or
+    one of `recovery_faults.PLACES` (then the step is -1), with `stop-` before it for SIGSTOP. Each loss is written when
+    it is known, so that those are kept which a life that dies has computed, or which belong to a step that is cut."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
     hit = programs.Faults(list(faults))
     recovery_faults.install(hit.visit)
