@@ -18,6 +18,7 @@ from flashrec.core.types import Plan, Report
 from flashrec.wire import messages as m
 from tests.chaos.case import SOURCE, After, AtPlace, Case, OnMessage, Together, describe
 from tests.chaos.draw import STEPS
+from tests.chaos.figures import measure
 from tests.chaos.ledger import Ledger
 from tests.runtime.attendant import Attendant, Ending
 from tests.runtime.layouts import program
@@ -32,7 +33,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 class Result(msgspec.Struct):
     """verdict: 'right', 'refused' (as the replica rule predicts), 'missed' (some fault did not fire, nothing is wrong),
-    'wrong' or 'hung'."""
+    'wrong' or 'hung'. figures: see `tests.chaos.figures`."""
 
     verdict: str
     why: str = ""
@@ -40,6 +41,7 @@ class Result(msgspec.Struct):
     num_gave_up: int = 0
     seconds: float = 0.0
     log: str = ""
+    figures: dict[str, float] = {}
 
 
 def play(case: Case, folder: Path, wanted: Outcome) -> Result:
@@ -87,6 +89,7 @@ class _Game:
             len(self._attendant.gave_up),
             time.monotonic() - began,
             "" if verdict in ("right", "refused", "missed") else self._cluster.logs(),
+            measure(self._cluster, Outcome(self._folder, self._case.world_size)),
         )
 
     def _judge(self, ending: Ending, wanted: Outcome) -> tuple[str, str]:

@@ -17,12 +17,15 @@ PLACES = ("forward", "backward", "before-vote", "in-optimizer", "after-optimizer
 
 
 class NodeJob:
-    """A submitted job with a fault plan; `hit` performs one planned fault on the node where its victim waits."""
+    """A submitted job with a fault plan; `hit` performs one planned fault on the node where its victim waits. train:
+    another script than the example's, and its arguments but for --steps and --out."""
+
+    _EXAMPLE = " ".join([str(TRAIN), *SMALL])
 
     def __init__(
         self, cluster: DevCluster, folder: Path, name: str, *, nodes: int, spares: int, steps: int,
         faults: Sequence[Fault] = (), settings: tuple[str, ...] = (), per_node: int = 1, options: str = "",
-        person: Person | None = None, sbatch: tuple[str, ...] = (),
+        person: Person | None = None, sbatch: tuple[str, ...] = (), train: str = "",
     ) -> None:  # fmt: skip
         self.cluster, self.folder, self.out = cluster, folder / name, folder / name / "out"
         self.folder.mkdir(parents=True)
@@ -36,7 +39,7 @@ class NodeJob:
         script.write_text(
             f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={per_node}\n#SBATCH --no-kill\n"
             f"{python} -m flashrec.cli.main run --spares {spares} {options} -- "
-            f"{python} {inject} {TRAIN} --steps {steps} --out {self.out} {' '.join(SMALL)}\n"
+            f"{python} {inject} {train or self._EXAMPLE} --steps {steps} --out {self.out}\n"
         )
         env = {"PATH": path_with(Path(sys.executable).parent)}
         run = cluster.run

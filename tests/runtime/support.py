@@ -165,6 +165,9 @@ class Cluster:
         said = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.path.glob("*.log"))]
         return "\n".join([*(f"REFUSED: {refusal}" for refusal in self.refusals), *said])
 
+    def whole_logs(self) -> str:
+        return "".join(self.log(rank) for rank in range(self.world_size))
+
     def log(self, rank: int) -> str:
         return "".join(path.read_text() for path in sorted(self.path.glob(f"rank{rank}.*.log")))
 
