@@ -21,7 +21,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hasten_after_s: Seconds = 1.5  # silence that is enough when others cannot reach the node either
     dead_after_s: Seconds = 2.0
     probed_patience_s: Seconds = 4.0  # added while the node is known to live: others reach it, or MPI heartbeats come
-    fabric_dead_after_s: Seconds = 2.0  # no MPI heartbeat while the control path answers
+    fabric_dead_after_s: Seconds = 1.6  # no MPI heartbeat while the control path answers
     doubt_s: Seconds = 8.0  # patience added when more than max_condemned nodes fall silent together
     max_condemned: Positive = 2
     probe_peers: Count = 3  # how many other nodes are asked to look; 0: none

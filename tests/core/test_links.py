@@ -19,11 +19,11 @@ def cut(*nodes: str) -> World:
 
 def test_a_lost_link_is_named_as_such_and_the_agent_lives_on() -> None:
     world = cut("n3").run(5.0)
-    assert world.states("n3") == [(3.0, "dead")]
+    assert world.states("n3") == [(2.625, "dead")]
     verdict = world.last()
     assert (verdict.kind, verdict.incarnation) == ("link", 1)
     assert verdict.reason == (
-        "fabric link lost: no MPI heartbeat for 2.00 s, the control path answers, n1, n4, n5 cannot reach it over the "
+        "fabric link lost: no MPI heartbeat for 1.62 s, the control path answers, n1, n4, n5 cannot reach it over the "
         "fabric"
     )
     assert world.detector.state_of("n3") == "alive"
@@ -99,14 +99,14 @@ def test_a_session_that_ended_and_a_node_that_others_do_not_reach_is_a_lost_link
     world.detector.fabric_down("n3", 1, "send: timed out", world.now)
     world.run(5.0)
     assert world.last().kind == "link"
-    assert "no MPI heartbeat for 2.00 s (send: timed out)" in world.last().reason
+    assert "no MPI heartbeat for 1.62 s (send: timed out)" in world.last().reason
 
 
 def test_all_silent_at_once_is_our_own_watch() -> None:
     world = cut(*NODES).run(60.0)
     assert world.said == []
     ((at, note),) = world.notes
-    assert (at, note.node) == (3.0, "")
+    assert (at, note.node) == (2.625, "")
     assert "nobody is heard: more likely our own watch, no link is judged" in note.text
 
 
@@ -145,12 +145,12 @@ def test_our_own_outage_blames_nobody() -> None:
     world.silence(*NODES, paths=(FABRIC,))
     for node in NODES:
         world.detector.fabric_down(node, 1, "the hub hangs", world.now)
-    world.run(1.75)
+    world.run(1.5)
     world.detector.blind(FABRIC, world.now, "the hub hangs")
     world.speak("n2", "n3", "n4", "n5")
     for node in ("n2", "n3", "n4", "n5"):
         world.detector.fabric_up(node, 1, world.now)
-    world.run(1.75)
+    world.run(1.5)
     assert world.said == [] and world.notes == [], "n1 has its full time, too"
     world.run(2.0)
     assert [(v.node, v.kind) for _, v in world.said] == [("n1", "link")]
