@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi
+.PHONY: help venv install-system lint format test test-fast test-matrix test-chaos test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -13,6 +13,8 @@ TORCH_INDEX ?=
 TORCH ?= torch==2.13.0
 # The demo's victim, 1 to 4: 1 is the node of rank 0 (NODE= leaves the choice to the demo)
 NODE ?=
+# More arguments for matrix, chaos and benchmarks; ARGS=--help shows them. Results of benchmarks: benchmarks/results/
+ARGS ?=
 # More arguments for pytest, for example: make test PYTEST="-k backward -x"
 PYTEST ?=
 
@@ -31,6 +33,8 @@ help:
 	@echo "  make test-packages    the deb and rpm of the Slurm plugins, built and looked into; needs rpmbuild"
 	@echo "  make test-slurm SLURM=24.11   contract, plugin, pool and recovery on another release (22.05, 24.11, 26.05)"
 	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
+	@echo "  make test-matrix [ARGS='--layouts ddp,hsdp']   every kind of parallelism, every fault; --power-cut: whole nodes"
+	@echo "  make test-chaos [CASES=300] [SEED=7] [CASE=7:12]   random failures, also second and third ones; or one case again"
 	@echo "  make lint         what continuous integration checks before the tests"
 	@echo "  make format       let ruff and clang-format rewrite our files"
 	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
@@ -78,6 +82,16 @@ test-packages: install-system venv
 test-fast: venv
 	$(VENV)/bin/python -m pytest -m "not devcluster and not torch" $(PYTEST)
 
+# Real Slurm only with ARGS=--power-cut, which needs root.
+test-matrix: $(if $(findstring power-cut,$(ARGS)),install-system) venv
+	$(if $(findstring power-cut,$(ARGS)),$(SUDO)) $(VENV)/bin/python -m tests.matrix $(ARGS)
+
+SEED ?=
+CASES ?= 300
+CASE ?=
+test-chaos: venv
+	$(VENV)/bin/python -m tests.chaos --cases $(CASES) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case '$(CASE)') $(ARGS)
+
 # On another Slurm release, in a Debian root that is kept in $$FLASHREC_ROOTS (default ~/.cache/flashrec/roots).
 # STEPS= chooses steps (contract,recovery), MIRROR= another Debian mirror.
 SLURM ?=
@@ -91,8 +105,6 @@ test-slurm:
 demo: install-system venv
 	$(SUDO) $(VENV)/bin/python examples/demo/demo.py $(if $(NODE),--node $(NODE))
 
-# ARGS: more arguments; ARGS=--help shows them. Results: benchmarks/results/.
-ARGS ?=
 bench-detection: install-system venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(SUDO) $(VENV)/bin/python -m benchmarks.detection $(ARGS)
