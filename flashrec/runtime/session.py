@@ -20,6 +20,7 @@ from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
 from flashrec.runtime.step import StepGuard
+from flashrec.runtime.untouched import Untouched
 from flashrec.runtime.update import Update
 from flashrec.runtime.vote import Vote
 from flashrec.runtime.worker import Worker
@@ -160,7 +161,7 @@ def recoverable_guard(
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
-    kinds: list[Part] = [DdpInstances(model), Pipelines(model, schedules)]
+    kinds: list[Part] = [DdpInstances(model), Pipelines(model, schedules), Untouched(model)]
     kept = dict(objects)
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
     if fsdp.is_used(model):

@@ -153,6 +153,7 @@ class StepGuard:
                 )
         self._step, self._plan, self._pauses = step, None, False
         self._stepped.clear()
+        self._parts.open(step)
         self._snapshot.take(step)
         if self._seed is not None:
             seed_all(self._seed, step, self._worker.rank)

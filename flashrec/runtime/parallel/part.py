@@ -7,7 +7,7 @@ is in a state_dict, and a rank that differs in it from its peers issues other co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from flashrec.runtime import codec
 from flashrec.runtime.errors import LayoutMismatch
@@ -36,11 +36,24 @@ class Part(Protocol):
         interrupted update still owes. Called on all ranks of a generation, or on none. Raises RuntimeError."""
 
 
+@runtime_checkable
+class Opener(Protocol):
+    """A `Part` that wants to know of each step."""
+
+    def open(self, step: int) -> None:
+        """`step` begins, for the first time or again. No communication. What it raises is told to the script."""
+
+
 class Parts:
     """The parts of one session, in an order that all ranks share."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self._parts = sorted(parts, key=lambda part: part.name)
+        self._openers = [part for part in self._parts if isinstance(part, Opener)]
+
+    def open(self, step: int) -> None:
+        for part in self._openers:
+            part.open(step)
 
     def before_vote(self, step: int) -> None:
         for part in self._parts:

@@ -1,0 +1,68 @@
+"""Parameters that are changed before the vote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flashrec
+from flashrec.runtime.untouched import Untouched
+from tests.runtime import programs
+
+pytestmark = pytest.mark.torch
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
+def test_an_ordinary_step_leaves_parameters_alone_until_the_vote() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    untouched = Untouched(model)
+    for step in range(3):
+        untouched.open(step)
+        model(torch.randn(8, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        untouched.before_vote(step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["clamp", "foreach", "fused"])
+def test_a_parameter_that_is_changed_before_the_vote_is_named(kind: str) -> None:
+    model = net()
+    untouched = Untouched(model)
+    untouched.open(3)
+    model(torch.randn(8, 4)).sum().backward()
+    if kind == "clamp":
+        with torch.no_grad():
+            model[2].bias.clamp_(0, 1)
+    else:
+        torch.optim.AdamW(model[2].parameters(), **{kind: True}).step()
+    with pytest.raises(RuntimeError, match=r"step 3 has changed . parameters, 2\.\w+ for one"):
+        untouched.before_vote(3)
+
+
+def early(out: str) -> None:
+    """An optimizer that steps as soon as a gradient is there."""
+    programs.start()
+    model = net()
+    inner = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    model[2].bias.register_post_accumulate_grad_hook(lambda _: inner.step())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in flashrec.Session(model, optimizer).steps(2):
+        with step:
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_session_ends_when_a_step_changes_parameters_early(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    cluster.start_all(early)
+    assert cluster.await_exit(0) == 1
+    assert "step 0 has changed 1 parameters, 2.bias for one, before optimizer.step()" in cluster.log(0)
