@@ -161,7 +161,9 @@ def recoverable_guard(
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
-    kinds: list[Part] = [DdpInstances(model), Pipelines(model, schedules), Untouched(model)]
+    ddp = DdpInstances(model)
+    objects = {**objects, **ddp.hook_states()}
+    kinds: list[Part] = [ddp, Pipelines(model, schedules), Untouched(model)]
     kept = dict(objects)
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
     if fsdp.is_used(model):

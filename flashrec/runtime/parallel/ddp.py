@@ -8,21 +8,28 @@ Therefore: (1) a due rebuild is done before the vote of the same step, so whoeve
 rank remembers the layout before its last rebuild, and goes back to it when that very step is done again; (3) the
 source sends its layout and the target imposes it; (4) every rank resets its reducer, so that the next rebuild, which
 is a collective, happens on all ranks in the same step.
+
+Two kinds of reducer keep more, and get a new one instead of a reset:
+
+* find_unused_parameters: a cut backward leaves behind which parameters it has used.
+* static_graph: in the first iteration the reducer learns how often the hook of each parameter fires, and then issues
+  other collectives than later. If that step is done again, it has to learn again. If it is over, a target has to be
+  given what its predecessor has learnt (we count it ourselves, and all ranks keep the counts of all): it pretends, and
+  all ranks end that backward together, with gradients of zero.
 """
 
 from __future__ import annotations
 
-import logging
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.runtime.errors import LayoutMismatch
+from flashrec.runtime.parallel import ddp_support as support
+from flashrec.runtime.snapshot import Stateful, freeze
 from flashrec.runtime.torch_private import ddp as private
-from flashrec.runtime.torch_private.ddp import BucketLayout
-
-logger = logging.getLogger("flashrec.runtime")
 
 
 class DdpInstances:
@@ -31,75 +38,163 @@ class DdpInstances:
     name = "ddp"
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._instances = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-        for ddp in self._instances:
-            if ddp.static_graph:
-                raise NotImplementedError(
-                    "DistributedDataParallel(static_graph=True) cannot be recovered; leave it off"
-                )
-            if ddp.mixed_precision is not None:
-                raise NotImplementedError(
-                    "DistributedDataParallel(mixed_precision=…) cannot be recovered; use autocast"
-                )
-            if private.has_comm_hooks(ddp):
-                logger.warning(
-                    "a DDP communication hook is registered: its own state (error feedback of PowerSGD) is not restored"
-                )
-        self._layouts = [private.layout(ddp) for ddp in self._instances]
-        self._before = list(self._layouts)  # the layout before the last rebuild …
-        self._rebuilt_in = -1  # … which happened in this step
-        self._rebuilt = [private.is_rebuilt(ddp) for ddp in self._instances]
+        """Raises NotImplementedError for a DDP that cannot be recovered."""
+        found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+        for ddp in found:
+            support.refuse(ddp)
+        self._instances = [_Instance(ddp) for ddp in found]
 
     def replicas(self, world_size: int) -> tuple[int, ...]:
         """Ranks that hold the same state: those of the DDP group when all instances agree, else all."""
-        found = {tuple(dist.get_process_group_ranks(ddp.process_group)) for ddp in self._instances}
+        found = {instance.ranks for instance in self._instances}
         return found.pop() if len(found) == 1 else tuple(range(world_size))
 
+    def hook_states(self) -> dict[str, Stateful]:
+        """State of communication hooks, to be kept and sent like what is registered with the session."""
+        return {
+            f"ddp {i} hook {j}": state
+            for i, instance in enumerate(self._instances)
+            for j, state in enumerate(instance.hook_states)
+        }
+
+    def open(self, step: int) -> None:
+        """`step` begins. Raises RuntimeError when the script has changed what was checked."""
+        for instance in self._instances:
+            instance.open(step)
+
     def before_vote(self, step: int) -> None:
-        """Do the rebuild that the next forward would do. Once per generation a collective."""
-        for ddp in self._instances:
-            private.rebuild(ddp)
-        self._note_rebuild(step)
+        """Do the rebuild that the next forward would do (once per generation a collective), and share buffers."""
+        for instance in self._instances:
+            instance.before_vote(step)
 
     def settle_for(self, step: int) -> None:
         """After a fence: put every reducer into the state it had when `step` began. No communication."""
-        self._note_rebuild(step)  # micro-batches: the second forward may have rebuilt without us
-        if self._rebuilt_in == step:
-            self.impose(self._before)
-        self._reset()
+        for instance in self._instances:
+            instance.settle_for(step)
 
-    def describe(self) -> list[BucketLayout]:
-        """The layouts in force."""
-        return self._layouts
+    def describe(self) -> list[Any]:
+        """What is in force, for each instance."""
+        return [instance.describe() for instance in self._instances]
 
-    def impose(self, layouts: list[BucketLayout]) -> None:
-        """Take over these layouts. Raises LayoutMismatch when they belong to another model."""
-        if len(layouts) != len(self._instances):
+    def impose(self, described: list[Any]) -> None:
+        """Take this over. Raises LayoutMismatch when it belongs to another model."""
+        if len(described) != len(self._instances):
             raise LayoutMismatch(
-                f"the source has {len(layouts)} DDP instances, "
+                f"the source has {len(described)} DDP instances, "
                 f"this rank {len(self._instances)}: build the same model on all ranks"
             )
-        for ddp, mine, wanted in zip(self._instances, self._layouts, layouts, strict=True):
-            if mine != wanted:
-                private.impose(ddp, wanted)
-                if private.layout(ddp) != wanted:
-                    raise LayoutMismatch("a DDP instance did not take over the gradient buckets of the source")
-        self._layouts, self._before, self._rebuilt_in = list(layouts), list(layouts), -1
-        self._reset()
+        for instance, item in zip(self._instances, described, strict=True):
+            instance.impose(*item)
 
     def complete(self) -> None:
-        """Nothing is owed: an optimizer step after DDP does not communicate."""
+        """What the reducers of static graphs have to learn together."""
+        for instance in self._instances:
+            instance.complete()
+
+
+class _Instance:
+    """One DDP and its reducer."""
+
+    def __init__(self, ddp: Any) -> None:
+        self._ddp = ddp
+        self.ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+        self.hook_states = support.hook_states(ddp)
+        self._hooks = private.comm_hooks(ddp)
+        self._layout = self._before = private.layout(ddp)  # the layout before the last rebuild …
+        self._rebuilt_in = -1  # … which happened in this step
+        self._is_rebuilt = private.is_rebuilt(ddp)
+        self._opened, self._syncs_buffers = -1, True  # at the start of that step
+        self._first = private.FirstBackward(ddp) if ddp.static_graph else None
+        self._usages: list[private.Usage] = []  # of all ranks of the group, once the first iteration is over …
+        self._learnt_in = -1  # … which was in this step
+
+    def open(self, step: int) -> None:
+        if private.is_joining(self._ddp):
+            raise RuntimeError("join() for uneven inputs cannot be recovered: a rank without data does not vote")
+        if private.comm_hooks(self._ddp) != self._hooks:
+            raise RuntimeError("register communication hooks of DDP before flashrec.Session(…) is created")
+        self._opened, self._syncs_buffers = step, self._ddp.require_forward_param_sync
+
+    def before_vote(self, step: int) -> None:
+        private.rebuild(self._ddp)
+        self._note_rebuild(step)
+        if self._first is not None and private.has_begun(self._ddp):
+            self._usages, self._learnt_in = self._gather(self._first.usage()), step
+            self._first = None
+
+    def settle_for(self, step: int) -> None:
+        self._note_rebuild(step)  # micro-batches: the second forward may have rebuilt without us
+        if self._opened == step:  # a cut inside of no_sync leaves it off
+            self._ddp.require_forward_param_sync = self._syncs_buffers
+        if self._learnt_in == step:
+            self._usages, self._learnt_in = [], -1
+        is_back = self._rebuilt_in == step
+        if is_back:
+            self._take_layout(self._before)
+        if is_back or self._keeps_more():
+            self._recreate()
+        else:
+            private.reset(self._ddp)
+        self._is_rebuilt = False
+
+    def describe(self) -> list[Any]:
+        return [self._layout, self._ddp.require_forward_param_sync, self._usages]
+
+    def impose(self, layout: private.BucketLayout, syncs_buffers: bool, usages: list[private.Usage]) -> None:
+        is_other = layout != self._layout
+        self._take_layout(layout)
+        self._ddp.require_forward_param_sync = syncs_buffers
+        self._usages, self._learnt_in = usages, -1
+        if is_other or self._keeps_more() or self._ddp.static_graph:
+            self._recreate()
+            if private.layout(self._ddp) != layout:
+                raise LayoutMismatch("a DDP instance did not take over the gradient buckets of the source")
+        private.reset(self._ddp)
+        self._is_rebuilt = False
+        if usages:
+            self._first = None
+            private.pretend_first_backward(self._ddp, self._usage())
+
+    def complete(self) -> None:
+        if not self._usages:
+            return
+        kept = [freeze(state.state_dict()) for state in self.hook_states]
+        private.reduce_nothing(self._ddp, self._usage())
+        private.reset(self._ddp)
+        for state, before in zip(self.hook_states, kept, strict=True):
+            state.load_state_dict(before)
+
+    def _keeps_more(self) -> bool:
+        """The reducer of a cut step remembers more of it than a reset makes it forget."""
+        if self._ddp.static_graph:
+            return not self._usages
+        return bool(self._ddp.find_unused_parameters)
+
+    def _recreate(self) -> None:
+        private.recreate(self._ddp, self._layout)
+        if self._ddp.static_graph and not self._usages:
+            if self._first is not None:
+                self._first.usage()
+            self._first = private.FirstBackward(self._ddp)
+
+    def _take_layout(self, layout: private.BucketLayout) -> None:
+        self._layout, self._before, self._rebuilt_in = layout, layout, -1
 
     def _note_rebuild(self, step: int) -> None:
-        rebuilt = [private.is_rebuilt(ddp) for ddp in self._instances]
-        if rebuilt == self._rebuilt:
+        is_rebuilt = private.is_rebuilt(self._ddp)
+        if is_rebuilt == self._is_rebuilt:
             return
-        self._rebuilt = rebuilt
-        now = [private.layout(ddp) for ddp in self._instances]
-        if now != self._layouts:
-            self._before, self._layouts, self._rebuilt_in = self._layouts, now, step
+        self._is_rebuilt = is_rebuilt
+        now = private.layout(self._ddp)
+        if now != self._layout:
+            self._before, self._layout, self._rebuilt_in = self._layout, now, step
 
-    def _reset(self) -> None:
-        for ddp in self._instances:
-            private.reset(ddp)
-        self._rebuilt = [False] * len(self._instances)
+    def _usage(self) -> private.Usage:
+        return self._usages[dist.get_rank(self._ddp.process_group)]
+
+    def _gather(self, usage: private.Usage) -> list[private.Usage]:
+        """Of every rank of the group. A collective."""
+        mine = torch.tensor(usage, dtype=torch.int32, device=self._ddp.device)
+        found = [torch.empty_like(mine) for _ in self.ranks]
+        dist.all_gather(found, mine, group=self._ddp.process_group)
+        return [[(count, bool(has_gradient)) for count, has_gradient in item.tolist()] for item in found]

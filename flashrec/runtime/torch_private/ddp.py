@@ -1,36 +1,56 @@
-"""The reducer of DistributedDataParallel."""
+"""The reducer of DistributedDataParallel: its buckets, and what it has learnt in its first iteration."""
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _dist: Any = dist  # names that torch exports without saying so
 
 BucketLayout = list[list[int]]
+Usage = list[tuple[int, bool]]  # for each parameter: how often its hook fired in the first backward; has it a gradient
 
 
 def layout(ddp: Any) -> BucketLayout:
     """Parameter indices of each gradient bucket, in reduction order. Allocates zeros of the size of all gradients."""
-    index = {param.data_ptr(): i for i, param in enumerate(ddp._build_params_for_reducer()[0])}
+    index = {param.data_ptr(): i for i, param in enumerate(params(ddp))}
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return [[index[param.data_ptr()] for param in bucket.parameters()] for bucket in buckets]
 
 
-def impose(ddp: Any, layout: BucketLayout) -> None:
-    """Re-create the reducer of `ddp` with this bucket layout; hooks that the user registered are registered again."""
-    params, expects_sparse = ddp._build_params_for_reducer()
+def params(ddp: Any) -> list[torch.nn.Parameter]:
+    """In the order of the reducer's indices."""
+    found: list[torch.nn.Parameter] = ddp._build_params_for_reducer()[0]
+    return found
+
+
+def recreate(ddp: Any, layout: BucketLayout) -> None:
+    """A reducer that has not seen an iteration, with these buckets; hooks of the user are registered again."""
+    builtin = builtin_hook(ddp)
+    parameters, expects_sparse = ddp._build_params_for_reducer()
     original = _dist._compute_bucket_assignment_by_size
     _dist._compute_bucket_assignment_by_size = lambda *_a, **_k: (list(reversed(layout)), [2**60] * len(layout))
     try:
         ddp.reducer._remove_autograd_hooks()
-        names = ddp._build_debug_param_to_name_mapping(params)
-        ddp._ddp_init_helper(params, expects_sparse, names, ddp.static_graph)
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        ddp._ddp_init_helper(parameters, expects_sparse, names, ddp.static_graph)
     finally:
         _dist._compute_bucket_assignment_by_size = original
     for hook, state in ddp._comm_hooks:
+        ddp.logger._set_comm_hook_name(hook.__qualname__)
         _dist._register_comm_hook(ddp.reducer, state, hook)
+    if builtin:
+        ddp._register_builtin_comm_hook(getattr(_dist.BuiltinCommHookType, builtin))
+    if ddp.static_graph:
+        ddp.static_graph = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # find_unused_parameters is not needed: the script has been told
+            ddp._set_static_graph()
+    ddp._has_rebuilt_buckets = False
 
 
 def reset(ddp: Any) -> None:
@@ -51,5 +71,112 @@ def is_rebuilt(ddp: Any) -> bool:
     return bool(ddp._has_rebuilt_buckets)
 
 
-def has_comm_hooks(ddp: Any) -> bool:
-    return bool(ddp._comm_hooks)
+# ---- the first iteration of a static graph ---------------------------------------------------------------------------
+
+
+def has_begun(ddp: Any) -> bool:
+    """True once the first backward of a static graph has begun."""
+    return bool(ddp._static_graph_delay_allreduce_enqueued)
+
+
+class FirstBackward:
+    """Counts what a reducer learns of a static graph in its first iteration, and keeps to itself."""
+
+    def __init__(self, ddp: Any) -> None:
+        self._ddp, self._params, self._num_forwards = ddp, params(ddp), 0
+        self._counts = [0] * len(self._params)
+        self._has_gradient = [False] * len(self._params)
+        self._handles = [ddp.register_forward_pre_hook(self._forward)]
+        for index, param in enumerate(self._params):
+            node: Any = param.view_as(param).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            self._handles.append(node.register_hook(functools.partial(self._fired, index)))
+
+    def usage(self) -> Usage:
+        """Ends the counting."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        return list(zip(self._counts, self._has_gradient, strict=True))
+
+    def _forward(self, *_: Any) -> None:
+        if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+            self._num_forwards += 1
+
+    def _fired(self, index: int, *_: Any) -> None:
+        if self._num_forwards == 1:
+            self._counts[index] += 1
+            self._has_gradient[index] |= self._params[index].grad is not None
+
+
+def pretend_first_backward(ddp: Any, usage: Usage) -> None:
+    """On a fresh reducer: let it learn what its predecessor has learnt in the first backward. No communication.
+    To be followed by `reduce_nothing` on all ranks."""
+    ddp.reducer.prepare_for_forward()
+    for index, (param, (count, has_gradient)) in enumerate(zip(params(ddp), usage, strict=True)):
+        param.grad = torch.zeros_like(param) if has_gradient else None
+        for _ in range(count):
+            ddp.reducer._autograd_hook(index)
+        param.grad = None
+    ddp._static_graph_delay_allreduce_enqueued = True
+
+
+def reduce_nothing(ddp: Any, usage: Usage) -> None:
+    """The end of a first backward, on all ranks, with gradients of zero: whoever has not yet learns which parameters
+    nobody uses. The others learn it again. Gradients are None afterwards. A collective."""
+    parameters = params(ddp)
+    for param, (_, has_gradient) in zip(parameters, usage, strict=True):
+        param.grad = torch.zeros_like(param) if has_gradient else None
+    try:
+        ddp.reducer.prepare_for_backward([])
+        ddp.reducer._delay_all_reduce()
+    finally:
+        for param in parameters:
+            param.grad = None
+
+
+# ---- buffers ---------------------------------------------------------------------------------------------------------
+
+
+def shares_buffers(ddp: Any) -> bool:
+    """True when each forward takes the buffers of rank 0."""
+    return bool(ddp.forward_sync_buffers and ddp.modules_buffers) and not hasattr(ddp, "buffer_hook")
+
+
+def share_buffers(ddp: Any) -> None:
+    """Give all ranks of the group the buffers of its rank 0. A collective."""
+    ddp._sync_buffers()
+
+
+# ---- what the script has asked for -----------------------------------------------------------------------------------
+
+
+def comm_hooks(ddp: Any) -> list[tuple[Any, Any]]:
+    """(hook, its state) in Python."""
+    return list(ddp._comm_hooks)
+
+
+def builtin_hook(ddp: Any) -> str:
+    """Name of the C++ communication hook; "" without one."""
+    name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
+    return name.removeprefix("BuiltinCommHookType.") if name.startswith("BuiltinCommHookType.") else ""
+
+
+def expects_sparse(ddp: Any) -> bool:
+    return any(ddp._build_params_for_reducer()[1])
+
+
+def has_delayed_params(ddp: Any) -> bool:
+    return bool(ddp._delay_all_reduce_params)
+
+
+def is_compiled_reducer(ddp: Any) -> bool:
+    return bool(ddp._use_python_reducer)
+
+
+def is_joining(ddp: Any) -> bool:
+    """True inside of `with ddp.join()`: uneven inputs."""
+    return bool(ddp._join_config.enable)
+
+
+def has_optimizer_in_backward(ddp: Any) -> bool:
+    return any(hasattr(param, "_in_backward_optimizers") for param in ddp._module_parameters)

@@ -1,0 +1,170 @@
+"""Uses of DDP that are refused, with the reason, and what a reducer that is made again keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+
+from flashrec.runtime.parallel.ddp import DdpInstances
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=10))
+    yield
+    dist.destroy_process_group()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
+def delayed() -> DistributedDataParallel:
+    model = net()
+    name, param = next(iter(model.named_parameters()))
+    return DistributedDataParallel(
+        model, delay_all_reduce_named_params=[(name, param)], param_to_hook_all_reduce=list(model.parameters())[-1]
+    )
+
+
+def sparse() -> DistributedDataParallel:
+    return DistributedDataParallel(nn.EmbeddingBag(4, 4, sparse=True), static_graph=True)
+
+
+def optimizer_in_backward() -> DistributedDataParallel:
+    model = net()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    return DistributedDataParallel(model)
+
+
+def with_hook(state: Any, hook: Callable[..., Any]) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(net())
+    ddp.register_comm_hook(state, hook)
+    return ddp
+
+
+def power_sgd() -> DistributedDataParallel:
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    return with_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+class Counting:
+    """State of a hook that can be kept and sent."""
+
+    def __init__(self, num_elements: int = 1) -> None:
+        self.value = torch.zeros(num_elements)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def hook(state, bucket):
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (delayed, "torch does not wait for their all-reduce"),
+        (sparse, "leave either off"),
+        (optimizer_in_backward, "call optimizer.step\\(\\) after the backward"),
+        (power_sgd, "the error that each rank feeds back is lost with the rank"),
+        (lambda: with_hook([0], hook), "is a list, which cannot be recovered"),
+        (lambda: with_hook(Counting(1 << 19), hook), "holds 2097152 bytes"),
+    ],
+)
+def test_what_cannot_be_recovered_is_refused_with_the_reason(make: Callable[[], nn.Module], reason: str) -> None:
+    with pytest.raises(NotImplementedError, match=reason):
+        DdpInstances(make())
+
+
+def test_mixed_precision_is_refused() -> None:
+    ddp = DistributedDataParallel(net())
+    ddp.mixed_precision = object()  # torch itself cannot build one without an accelerator
+    with pytest.raises(NotImplementedError, match="use autocast"):
+        DdpInstances(ddp)
+
+
+def test_states_of_hooks_are_found() -> None:
+    state = Counting()
+    assert DdpInstances(with_hook(state, hook)).hook_states() == {"ddp 0 hook 0": state}
+    assert DdpInstances(with_hook(None, default_hooks.bf16_compress_hook)).hook_states() == {}
+    assert DdpInstances(with_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)).hook_states() == {}
+
+
+def test_a_hook_that_comes_late_is_refused() -> None:
+    ddp = DistributedDataParallel(net())
+    found = DdpInstances(ddp)
+    found.open(0)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    with pytest.raises(RuntimeError, match=r"before flashrec\.Session"):
+        found.open(1)
+
+
+def test_uneven_inputs_are_refused() -> None:
+    ddp = DistributedDataParallel(net())
+    found = DdpInstances(ddp)
+    with Join([ddp]), pytest.raises(RuntimeError, match="a rank without data does not vote"):
+        found.open(0)
+
+
+def test_a_step_cut_inside_of_no_sync_begins_again_with_buffers_shared() -> None:
+    """Else this rank would leave out the broadcast that the others wait in."""
+    ddp, other = DistributedDataParallel(net()), DistributedDataParallel(net())
+    found, target = DdpInstances(ddp), DdpInstances(other)
+    found.open(0)
+    with ddp.no_sync():
+        ddp(torch.randn(8, 4))
+    assert not ddp.require_forward_param_sync
+    found.settle_for(0)
+    assert ddp.require_forward_param_sync
+    ddp.require_forward_param_sync = False  # an evaluation between steps does this
+    target.impose(found.describe())
+    assert not other.require_forward_param_sync
+
+
+@pytest.mark.parametrize("builtin", [dist.BuiltinCommHookType.FP16_COMPRESS, None])
+def test_a_reducer_that_is_made_again_has_the_hooks_of_the_former(builtin: Any) -> None:
+    calls = []
+
+    def count(state, bucket):
+        calls.append(bucket.index())
+        return default_hooks.allreduce_hook(None, bucket)
+
+    ddp = DistributedDataParallel(net(), find_unused_parameters=True)
+    if builtin:
+        ddp._register_builtin_comm_hook(builtin)
+    else:
+        ddp.register_comm_hook(None, count)
+    found, x = DdpInstances(ddp), torch.randn(8, 4)
+    ddp(x).sum().backward()
+    wanted, num_calls = [param.grad.clone() for param in ddp.parameters()], len(calls)
+    found.open(0)
+    former = ddp.reducer
+    found.settle_for(0)
+    assert ddp.reducer is not former
+    ddp.zero_grad()
+    ddp(x).sum().backward()
+    assert all(torch.equal(param.grad, grad) for param, grad in zip(ddp.parameters(), wanted, strict=True))
+    assert len(calls) == 2 * num_calls
+    exact = DistributedDataParallel(net())
+    exact.load_state_dict(ddp.state_dict())
+    exact(x).sum().backward()
+    pairs = zip(ddp.parameters(), exact.parameters(), strict=True)
+    is_compressed = not all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    assert is_compressed == bool(builtin)
