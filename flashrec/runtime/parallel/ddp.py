@@ -16,6 +16,9 @@ Two kinds of reducer keep more, and get a new one instead of a reset:
   other collectives than later. If that step is done again, it has to learn again. If it is over, a target has to be
   given what its predecessor has learnt (we count it ourselves, and all ranks keep the counts of all): it pretends, and
   all ranks end that backward together, with gradients of zero.
+
+Buffers (batch norm) are those of rank 0: DDP broadcasts them in each forward. Rank 0 may be lost before that, so they
+are broadcast before each vote, too. Then every rank that knows the result of a step has the buffers of that step.
 """
 
 from __future__ import annotations
@@ -121,6 +124,8 @@ class _Instance:
         if self._first is not None and private.has_begun(self._ddp):
             self._usages, self._learnt_in = self._gather(self._first.usage()), step
             self._first = None
+        if private.shares_buffers(self._ddp):
+            private.share_buffers(self._ddp)
 
     def settle_for(self, step: int) -> None:
         self._note_rebuild(step)  # micro-batches: the second forward may have rebuilt without us
