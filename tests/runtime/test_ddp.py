@@ -116,6 +116,14 @@ def test_a_hook_that_comes_late_is_refused() -> None:
         found.open(1)
 
 
+def test_a_graph_that_becomes_static_late_is_refused() -> None:
+    ddp = DistributedDataParallel(net())
+    found = DdpInstances(ddp)
+    ddp._set_static_graph()
+    with pytest.raises(RuntimeError, match="when DDP is created"):
+        found.open(0)
+
+
 def test_uneven_inputs_are_refused() -> None:
     ddp = DistributedDataParallel(net())
     found = DdpInstances(ddp)

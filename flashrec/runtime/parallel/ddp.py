@@ -107,6 +107,7 @@ class _Instance:
         self._rebuilt_in = -1  # … which happened in this step
         self._is_rebuilt = private.is_rebuilt(ddp)
         self._opened, self._syncs_buffers = -1, True  # at the start of that step
+        self._is_static = ddp.static_graph
         self._first = private.FirstBackward(ddp) if ddp.static_graph else None
         self._usages: list[private.Usage] = []  # of all ranks of the group, once the first iteration is over …
         self._learnt_in = -1  # … which was in this step
@@ -116,6 +117,8 @@ class _Instance:
             raise RuntimeError("join() for uneven inputs cannot be recovered: a rank without data does not vote")
         if private.comm_hooks(self._ddp) != self._hooks:
             raise RuntimeError("register communication hooks of DDP before flashrec.Session(…) is created")
+        if self._ddp.static_graph != self._is_static:
+            raise RuntimeError("say static_graph=True when DDP is created")
         self._opened, self._syncs_buffers = step, self._ddp.require_forward_param_sync
 
     def before_vote(self, step: int) -> None:

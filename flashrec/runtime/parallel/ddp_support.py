@@ -9,6 +9,7 @@ import torch.distributed as dist
 from flashrec.runtime.snapshot import MAX_SNAPSHOT_BYTES, Stateful, num_bytes
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.torch_private import ddp as private
+from flashrec.runtime.torch_private import versions
 
 _IN_BACKWARD = (
     "an optimizer that steps inside of the backward has changed parameters before all ranks have voted for the step, "
@@ -17,7 +18,7 @@ _IN_BACKWARD = (
 
 
 def refuse(ddp: Any) -> None:
-    """Raises NotImplementedError that says what cannot be recovered, why, and what to do."""
+    """Raises NotImplementedError that says what cannot be recovered, why, and what to do; UnsupportedTorch."""
     if ddp.mixed_precision is not None:
         raise NotImplementedError(
             "DistributedDataParallel(mixed_precision=…) cannot be recovered: between forward and backward the "
@@ -28,6 +29,7 @@ def refuse(ddp: Any) -> None:
             "DistributedDataParallel(delay_all_reduce_named_params=…) cannot be recovered: torch does not wait for "
             "their all-reduce, so nobody knows when all gradients are there; leave it off"
         )
+    versions.require(private.needed(ddp))
     if private.is_compiled_reducer(ddp):
         raise NotImplementedError(
             "torch._dynamo.config.optimize_ddp = 'python_reducer' cannot be recovered; use the default"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +12,32 @@ import torch.distributed as dist
 
 _dist: Any = dist  # names that torch exports without saying so
 
+_NEEDED_OF_DDP = (
+    "_comm_hooks",
+    "_get_ddp_logging_data",
+    "_has_rebuilt_buckets",
+    "_join_config",
+    "_module_parameters",
+    "_set_static_graph",
+    "_sync_buffers",
+    "_use_python_reducer",
+    "forward_sync_buffers",
+    "logger",
+    "modules_buffers",
+    "require_forward_param_sync",
+)
+_NEEDED_OF_REDUCER = ("_autograd_hook", "_delay_all_reduce", "prepare_for_backward", "prepare_for_forward")
+
 BucketLayout = list[list[int]]
 Usage = list[tuple[int, bool]]  # for each parameter: how often its hook fired in the first backward; has it a gradient
+
+
+def needed(ddp: Any) -> Iterator[tuple[str, Any]]:
+    """Each private name beyond those that `versions` looks for, and the object that must have it."""
+    for name in _NEEDED_OF_DDP:
+        yield name, ddp
+    for name in _NEEDED_OF_REDUCER:
+        yield name, ddp.reducer
 
 
 def layout(ddp: Any) -> BucketLayout:
