@@ -77,11 +77,11 @@ TABLE = {
     layout.name: layout
     for layout in (
         Layout("ddp", 3, "plain_ddp", worlds=(2, 3, 4)),
-        Layout("ddp_static", 3, "ddp_forms", "static", worlds=(2, 3)),
-        Layout("ddp_unused", 3, "ddp_forms", "unused", worlds=(2, 3)),
-        Layout("ddp_no_sync", 3, "ddp_forms", "no_sync", worlds=(2, 3)),
-        Layout("ddp_hooks", 3, "ddp_forms", "hooks", worlds=(2, 3)),
-        Layout("ddp_compiled", 2, "ddp_forms", "compiled", worlds=(2, 3)),
+        Layout("ddp_static", 2, "ddp_forms", "static", worlds=(2, 3), cells=((0, "before-vote"), (3, "backward"))),
+        Layout("ddp_unused", 2, "ddp_forms", "unused", worlds=(2, 3), cells=((3, "backward"),)),
+        Layout("ddp_no_sync", 2, "ddp_forms", "no_sync", worlds=(2, 3), cells=((1, "micro-2"),)),
+        Layout("ddp_hooks", 2, "ddp_forms", "hooks", worlds=(2, 3), cells=((3, "backward"),)),
+        Layout("ddp_compiled", 2, "ddp_forms", "compiled", worlds=(2, 3), cells=()),
         Layout("pp_dp_gpipe", 4, "pipelines", "pp_dp_gpipe", groups=((0, 2), (1, 3))),
         Layout("pp_dp_1f1b", 4, "pipelines", "pp_dp_1f1b", groups=((0, 2), (1, 3))),
         Layout("pp_dp_interleaved", 4, "pipelines", "pp_dp_interleaved", groups=((0, 2), (1, 3))),
