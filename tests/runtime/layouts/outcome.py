@@ -1,9 +1,5 @@
 """What a run of a layout has left, and the comparison of two of them: every loss that was computed on any rank, also by
 lives that were lost later and in steps that were redone, and digests of everything a rank holds at the end.
-
-One exception, which docs/concepts/training-script.md states: running statistics that DDP takes from rank 0 are lost
-with it, and those of another rank are of no account. So buffers are compared where neither this rank nor rank 0 was
-lost.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ class Outcome:
     def __init__(self, path: Path, world_size: int) -> None:
         self.results: dict[int, dict[str, Any]] = {}
         self.losses: Losses = {}
-        self.num_lives = {rank: len(list(path.glob(f"rank{rank}.*.log"))) for rank in range(world_size)}
         for rank in range(world_size):
             if (found := path / f"rank{rank}.json").exists():
                 self.results[rank] = json.loads(found.read_text())
@@ -53,7 +48,7 @@ class Outcome:
                 found += [f"rank {rank}: no result"] if is_complete else []
             elif self.results[rank]["digest"] != result["digest"]:
                 found.append(f"rank {rank}: other parameters or optimizer state")
-            elif self.num_lives[0] == self.num_lives[rank] == 1 and self.results[rank]["full"] != result["full"]:
+            elif self.results[rank]["full"] != result["full"]:
                 found.append(f"rank {rank}: other buffers")
         return found
 

@@ -23,10 +23,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rank, life = os.environ["RANK"], os.environ.get("FLASHREC_INCARNATION", "1")
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"rank{rank}.{life}.log").touch()  # so many lives did this rank have
-    program.train(str(args.out / f"rank{rank}.json"), args.layout, args.steps)
+    program.train(str(args.out / f"rank{os.environ['RANK']}.json"), args.layout, args.steps)
 
 
 if __name__ == "__main__":
