@@ -2,7 +2,8 @@
 
 A refusal is right when all ranks of some replica group are without a state at the same time; a plan is wrong when that
 is certain. In between is a target that has begun to receive: whether it got everything is known to itself alone. What
-the workers say about their state is not believed, except that an update was cut.
+the workers say about their state is not believed, except that an update was cut; what they say about who holds the same
+shards has to be what the table of layouts says.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Ledger:
             self._receiving.discard(rank)
 
     def judge(self, reports: Mapping[int, Report], verdict: Plan | Impossible) -> None:
-        """Compare the decision with the rule."""
+        """Compare the decision with the rule, and what each rank says of its replicas with the table."""
+        for rank, report in reports.items():
+            if (said := frozenset({rank, *report.replicas})) not in self._groups:
+                self.problems.append(f"rank {rank} says that its replicas are {sorted(said)}")
         torn = {rank for rank, report in reports.items() if not report.valid} - self.without
         certain = self.without - self._receiving
         if isinstance(verdict, Plan):

@@ -14,7 +14,7 @@ PLAN = Plan(2, 3, (), {1: 3}, "")
 
 
 def reports(*invalid: int) -> dict[int, Report]:
-    return {rank: Report(3, 2, 2, rank not in invalid, (rank,)) for rank in range(4)}
+    return {rank: Report(3, 2, 2, rank not in invalid, (rank % 2, rank % 2 + 2)) for rank in range(4)}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,13 @@ def test_a_target_that_was_receiving_may_have_got_everything_or_not() -> None:
     ledger.judge(reports(3), PLAN)
     ledger.judge(reports(1, 3), REFUSED)
     assert (ledger.problems, ledger.refusals) == ([], ["lost"])
+
+
+def test_a_rank_that_knows_other_replicas_than_the_table_is_a_problem() -> None:
+    ledger = Ledger(PAIRS)
+    ledger.lose(1, life=1)
+    ledger.judge(reports(1) | {2: Report(3, 2, 2, True, (2, 3))}, PLAN)
+    assert ledger.problems == ["rank 2 says that its replicas are [2, 3]"]
 
 
 def test_a_refusal_for_a_torn_state_is_told_apart() -> None:
