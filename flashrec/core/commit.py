@@ -1,10 +1,12 @@
 """The commit decision: at which step does everybody resume, and from whom does each joiner get its state.
 
-All ranks vote just before the optimizer step, after the last gradient is reduced. So:
+A rank votes when it can bring itself to the next step alone: just before its optimizer step, after the last gradient
+is reduced; or, if the optimizer communicates, right after it. So:
 
-    some survivor is at v = T, or has passed the vote of T-1  →  every rank had complete gradients of T-1: resume at T.
-        Those still at v = T-1 that voted finish their own optimizer step (roll forward).
+    some survivor is at v = T, or has passed the vote of T-1  →  every rank could reach T alone: resume at T.
+        Those still at v = T-1 that voted do so (roll forward): they apply their update, or keep the one that is done.
     nobody passed                                              →  resume at the common v (redo the step).
+        An update that was done or cut before its vote was passed is undone by its rank.
 
 A survivor that can do neither (torn state, or behind by more than the vote allows) becomes a target like a joiner. A
 source is valid and at T. If a shard has no such holder left, `Impossible` names the ranks: never a guess.
