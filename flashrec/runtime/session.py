@@ -163,7 +163,7 @@ def recoverable_guard(
     listed = list(optimizers)
     ddp = DdpInstances(model)
     objects = {**objects, **ddp.hook_states()}
-    kinds: list[Part] = [ddp, Pipelines(model, schedules), Untouched(model)]
+    kinds: list[Part] = [ddp, Pipelines(model, schedules), Untouched(model, listed)]
     kept = dict(objects)
     device = next((param.device for param in model.parameters()), torch.device("cpu"))
     if fsdp.is_used(model):

@@ -103,7 +103,7 @@ def test_mixed_precision_is_refused() -> None:
 def test_states_of_hooks_are_found() -> None:
     state = Counting()
     assert DdpInstances(with_hook(state, hook)).hook_states() == {"ddp 0 hook 0": state}
-    assert DdpInstances(with_hook(None, default_hooks.bf16_compress_hook)).hook_states() == {}
+    assert DdpInstances(with_hook(None, default_hooks.fp16_compress_hook)).hook_states() == {}
     assert DdpInstances(with_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)).hook_states() == {}
 
 
