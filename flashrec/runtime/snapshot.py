@@ -4,15 +4,15 @@ Buffers (batch norm), registered state objects (schedulers may be stepped before
 with Session(seed=None) the random generators. Parameters and optimizer state are not kept: nothing touches them
 before the vote.
 
-Buffers are copied in the first forward of a step, after DDP has made them equal to those of rank 0 and before the
-module changes them: so they survive the loss of rank 0.
+Buffers are copied when a step begins; those in DDP in its first forward, after DDP has made them equal to those of
+rank 0 and before the module changes them: so they survive the loss of rank 0.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,35 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
+class _Buffers:
+    """Copies of some buffers as one step found them."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor.numel()]
+        self._copies = [torch.empty_like(shards.local(tensor)) for tensor in self.tensors]
+        self._has_copies = self._wants_copies = False
+
+    def begin(self) -> None:
+        self._has_copies, self._wants_copies = False, True
+
+    def end(self) -> None:
+        self._wants_copies = False
+
+    def copy_once(self, *_: Any) -> None:
+        if self._wants_copies:
+            self._wants_copies = False
+            optim.foreach_copy(self._copies, [shards.local(tensor.detach()) for tensor in self.tensors])
+            self._has_copies = True
+
+    def restore(self) -> None:
+        if self._has_copies:
+            with torch.no_grad():
+                optim.foreach_copy([shards.local(tensor) for tensor in self.tensors], self._copies)
+
+    def forget(self) -> None:
+        self._has_copies = False
+
+
 class Snapshot:
     """Undo of one step. `take` at its start, `restore` when it is to be done again."""
 
@@ -46,19 +75,19 @@ class Snapshot:
     ) -> None:
         self._optimizers, self._objects = optimizers, objects
         self._keeps_random_state = keeps_random_state
-        self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self._copies = [torch.empty_like(shards.local(buffer)) for buffer in self._buffers]
-        self._has_copies = self._wants_copies = False
+        self._in_ddp: list[_Buffers] = []
+        for module in model.modules():
+            if isinstance(module, DistributedDataParallel):
+                self._in_ddp.append(_Buffers(module.module.buffers()))
+                module.module.register_forward_pre_hook(self._in_ddp[-1].copy_once)
+        inside = {id(buffer) for buffers in self._in_ddp for buffer in buffers.tensors}
+        self._others = _Buffers(buffer for buffer in model.buffers() if id(buffer) not in inside)
         self._step = -1
         self._states: dict[str, Any] = {}
         self._changes: dict[str, bool] = {}  # name -> did its state change in every step so far
         self._hyper: list[list[dict[str, Any]]] = []
         self._random: dict[str, object] = {}
         self._kept = {name: object_ for name, object_ in objects.items() if self._is_small(name, object_)}
-        if self._buffers:
-            wrapped = (module.module for module in model.modules() if isinstance(module, DistributedDataParallel))
-            inner = next(wrapped, model)  # inside of DDP, whose own forward makes buffers equal first
-            inner.register_forward_pre_hook(lambda *_: self._copy_buffers())
 
     @property
     def step(self) -> int:
@@ -82,17 +111,20 @@ class Snapshot:
         ]
         if self._keeps_random_state:
             self._random = seeds.state()
-        self._has_copies, self._wants_copies = False, True
+        for buffers in self._in_ddp:
+            buffers.begin()
+        self._others.begin()
+        self._others.copy_once()
 
     def close(self) -> None:
         """The step is over, or what runs now is not part of one (evaluation between steps)."""
-        self._wants_copies = False
+        for buffers in self._in_ddp:
+            buffers.end()
 
     def restore(self) -> None:
-        """Put everything back to where `take` (for buffers: the first forward after it) found it."""
-        if self._has_copies:
-            with torch.no_grad():
-                optim.foreach_copy([shards.local(buffer) for buffer in self._buffers], self._copies)
+        """Put everything back to where `take` (for buffers in DDP: the first forward after it) found it."""
+        for buffers in (*self._in_ddp, self._others):
+            buffers.restore()
         for name, state in self._states.items():
             self._objects[name].load_state_dict(freeze(state))
         for optimizer, groups in zip(self._optimizers, self._hyper, strict=True):
@@ -106,7 +138,9 @@ class Snapshot:
 
     def forget(self) -> None:
         """What was kept belongs to another state (this rank was restored): nothing can be compared with it."""
-        self._step, self._states, self._hyper, self._random, self._has_copies = -1, {}, [], {}, False
+        self._step, self._states, self._hyper, self._random = -1, {}, [], {}
+        for buffers in (*self._in_ddp, self._others):
+            buffers.forget()
 
     def left_behind(self) -> list[str]:
         """Objects that change in every step but have not changed since the start of this one.
@@ -119,12 +153,6 @@ class Snapshot:
             if self._changes.get(name, isinstance(self._objects[name], torch.optim.lr_scheduler.LRScheduler))
             and is_equal(freeze(self._objects[name].state_dict()), state)
         ]
-
-    def _copy_buffers(self) -> None:
-        if self._wants_copies:
-            self._wants_copies = False
-            optim.foreach_copy(self._copies, [shards.local(buffer) for buffer in self._buffers])
-            self._has_copies = True
 
     def _is_small(self, name: str, object_: Stateful) -> bool:
         size = num_bytes(object_.state_dict())
