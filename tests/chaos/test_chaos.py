@@ -16,28 +16,36 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return undisturbed("ddp", 3, STEPS, tmp_path_factory.mktemp("chaos"))
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chaos")
 
 
 @pytest.mark.parametrize(
-    ("verdict", "faults"),
+    ("layout", "ranks", "verdict", "faults"),
     [
-        ("right", [Fault(1, AtPlace(2, "backward"), "stop"), Fault(1, OnMessage("WorkerFormed", 1))]),
-        ("right", [Fault(2, AtPlace(3, "in-optimizer")), Fault(0, AtPlace(-1, "sending"))]),
-        ("right", [Fault(0, AtPlace(1, "between")), Fault(0, AtPlace(-1, "receiving", life=2)), Fault(1, Together(0))]),
-        ("refused", [Fault(0, AtPlace(2, "forward")), Fault(1, Together(0)), Fault(2, Together(0))]),
-        ("missed", [Fault(1, AtPlace(4, "after-optimizer")), Fault(2, After(60.0))]),
+        ("ddp", 3, "right", [Fault(1, AtPlace(2, "backward"), "stop"), Fault(1, OnMessage("WorkerFormed", 1))]),
+        ("ddp", 3, "right", [Fault(2, AtPlace(3, "in-optimizer")), Fault(0, AtPlace(-1, "sending"))]),
+        (
+            "ddp",
+            3,
+            "right",
+            [Fault(0, AtPlace(1, "between")), Fault(0, AtPlace(-1, "receiving", life=2)), Fault(1, Together(0))],
+        ),
+        ("ddp", 3, "refused", [Fault(0, AtPlace(2, "forward")), Fault(1, Together(0)), Fault(2, Together(0))]),
+        ("pp", 2, "refused", [Fault(1, AtPlace(3, "backward"))]),
+        ("ddp", 3, "missed", [Fault(1, AtPlace(4, "after-optimizer")), Fault(2, After(60.0))]),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["stopped, then killed", "source", "two, then the target", "nobody left", "no replica", "never fires"],
 )
-def test_a_fixed_case(tmp_path: Path, wanted: Outcome, verdict: str, faults: list[Fault]) -> None:
-    result = play(Case("ddp", 3, tuple(faults), patience_s=2.0), tmp_path / "case", wanted)
+def test_a_fixed_case(tmp_path: Path, cache: Path, layout: str, ranks: int, verdict: str, faults: list[Fault]) -> None:
+    case = Case(layout, ranks, tuple(faults), patience_s=2.0)
+    result = play(case, tmp_path / "case", undisturbed(layout, ranks, STEPS, cache))
     assert result.verdict == verdict, f"{result.why}\n{result.log}"
 
 
-def test_another_bit_is_found(wanted: Outcome) -> None:
+def test_another_bit_is_found(cache: Path) -> None:
     """What the comparison is worth: the same losses and digests, but for one bit."""
+    wanted = undisturbed("ddp", 3, STEPS, cache)
     other = copy.deepcopy(wanted)
     assert other.differences(wanted) == []
     right = float.fromhex(wanted.losses[1][3][0][0])
