@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.case import After, AtPlace, Case, Fault, OnMessage, Together
 from tests.chaos.draw import STEPS
 from tests.chaos.play import play
-from tests.runtime.layouts.outcome import Outcome, undisturbed
+from tests.runtime.layouts.outcome import undisturbed
 
 pytestmark = pytest.mark.torch
 
