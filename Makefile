@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-matrix test-chaos test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi
+.PHONY: help venv install-system lint format test test-fast test-torch test-matrix test-chaos test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi bench-overhead bench-seam
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -33,6 +33,7 @@ help:
 	@echo "  make test-packages    the deb and rpm of the Slurm plugins, built and looked into; needs rpmbuild"
 	@echo "  make test-slurm SLURM=24.11   contract, plugin, pool and recovery on another release (22.05, 24.11, 26.05)"
 	@echo "  make test-fast    only the tests without Slurm and torch processes: seconds"
+	@echo "  make test-torch TORCH=torch==2.14.1   the tests of the runtime on another release of torch, in an environment of its own"
 	@echo "  make test-matrix [ARGS='--layouts ddp,hsdp']   every kind of parallelism, every fault; --power-cut: whole nodes"
 	@echo "  make test-chaos [CASES=300] [SEED=7] [CASE=7:12]   random failures, also second and third ones; or one case again"
 	@echo "  make lint         what continuous integration checks before the tests"
@@ -40,6 +41,8 @@ help:
 	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
 	@echo "  make install-system   the missing system packages, through apt-get"
 	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
+	@echo "  make bench-overhead [ARGS='--blocks 5']   a step with recovery against the same step under plain torch; minutes"
+	@echo "  make bench-seam   an all-reduce through our groups against one through torch's own; minutes. TORCH= as in test-torch"
 	@echo "  make bench-mpi [ARGS='--agents 8 100']   what heartbeats over MPI cost; minutes"
 	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
 	@echo "  make clean        remove what was built, the virtual environment too"
@@ -82,6 +85,11 @@ test-packages: install-system venv
 test-fast: venv
 	$(VENV)/bin/python -m pytest -m "not devcluster and not torch" $(PYTEST)
 
+TORCH_VENV = build/venv-$(subst ==,-,$(TORCH))
+test-torch:
+	@$(MAKE) --no-print-directory venv VENV=$(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pytest tests/runtime $(PYTEST)
+
 # Real Slurm only with ARGS=--power-cut, which needs root.
 test-matrix: $(if $(findstring power-cut,$(ARGS)),install-system) venv
 	$(if $(findstring power-cut,$(ARGS)),$(SUDO)) $(VENV)/bin/python -m tests.matrix $(ARGS)
@@ -108,6 +116,14 @@ demo: install-system venv
 bench-detection: install-system venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(SUDO) $(VENV)/bin/python -m benchmarks.detection $(ARGS)
+
+bench-overhead: venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(VENV)/bin/python -m benchmarks.overhead $(ARGS)
+
+bench-seam:
+	@$(MAKE) --no-print-directory venv VENV=$(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m benchmarks.seam $(ARGS)
 
 bench-mpi: venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"

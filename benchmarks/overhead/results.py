@@ -1,0 +1,106 @@
+"""The figures: medians of blocks, ratios of neighbouring blocks, and their file, table and plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PAGE = Path(__file__).resolve().parents[2] / "docs/performance/overhead.md"
+BEGIN, END = "<!-- table: benchmarks/results/overhead.md -->", "<!-- end -->"
+SKIPPED = 2  # steps at the begin of a block
+
+
+class Row(msgspec.Struct):
+    """One layout, size and length of a step. plain_ms, guarded_ms: median of each block. parts_us: median of a call."""
+
+    layout: str
+    ranks: int
+    pad_ms: float
+    plain_ms: list[float]
+    guarded_ms: list[float]
+    parts_us: dict[str, float] = {}
+
+    @property
+    def ratios(self) -> list[float]:
+        """Guarded to plain, of blocks that were measured one after the other."""
+        return [guarded / plain for plain, guarded in zip(self.plain_ms, self.guarded_ms, strict=True)]
+
+    @property
+    def added_ms(self) -> float:
+        return statistics.median(g - p for p, g in zip(self.plain_ms, self.guarded_ms, strict=True))
+
+
+class Results(msgspec.Struct):
+    machine: dict[str, Any]
+    rows: list[Row] = []
+
+
+def median_ms(blocks: list[list[float]]) -> list[float]:
+    return [round(1e3 * statistics.median(block[SKIPPED:]), 4) for block in blocks]
+
+
+def table(results: Results) -> str:
+    """Markdown."""
+    lines = [
+        "| layout | ranks | plain (ms) | guarded (ms) | ratio, median (quartiles) | added (ms) | vote (ms) "
+        "snapshot (ms) | seeding (ms) | enter (ms) | leave (ms) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results.rows:
+        low, middle, high = quartiles(row.ratios)
+        parts = row.parts_us
+        cells = [
+            row.layout,
+            str(row.ranks),
+            f"{statistics.median(row.plain_ms):.2f}",
+            f"{statistics.median(row.guarded_ms):.2f}",
+            f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            f"{row.added_ms:.2f}",
+            *(f"{parts.get(name, 0) / 1e3:.3f}" for name in ("vote", "snapshot", "seeding", "enter", "leave")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def save(results: Results, folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """JSON, Markdown, plot, and the table on the page."""
+    (folder / "overhead.json").write_text(json.dumps(msgspec.to_builtins(results), indent=1) + "\n")
+    (folder / "overhead.md").write_text(table(results))
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{rest.partition(END)[2]}")
+    plot(results, folder / "overhead.svg")
+
+
+def plot(results: Results, path: Path) -> None:
+    """Every pair of blocks as a dot, one line a row. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.4 * len(results.rows)))
+    names = []
+    for height, row in enumerate(reversed(results.rows)):
+        axes.plot(row.ratios, [height] * len(row.ratios), "o", color="C0", alpha=0.3)
+        axes.plot([statistics.median(row.ratios)], [height], "|", color="C0", markersize=18)
+        names.append(f"{row.layout}, {row.ranks} ranks, {statistics.median(row.plain_ms):.0f} ms")
+    axes.axvline(1.0, color="0.7")
+    axes.axvline(1.01, color="C2", linestyle=":", label="1 %")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("step with flashrec / step with plain torch (dots: pairs of blocks, bar: median)")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
