@@ -6,19 +6,17 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.chaos.case import Case, describe, from_json, to_json
+from tests.chaos.case import describe, from_json, to_json
 from tests.chaos.draw import draw
-from tests.chaos.lane import BAD, Played, begin, play_until_hit
+from tests.chaos.lane import BAD, Played, Wanted, play_all
 from tests.runtime.layouts.layout import TABLE, Layout
 
 
@@ -33,10 +31,9 @@ def main() -> int:
     wanted = _chosen(args, table)
     print(f"{len(wanted)} cases, {', '.join(table)}; {args.jobs} at a time; logs of bad ones in {folder}", flush=True)
     began, found = time.monotonic(), []
-    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn"), begin) as pool:
-        for future in as_completed([pool.submit(play_until_hit, each, table, folder) for each in wanted]):
-            found.append(future.result())
-            _say(found[-1], f"{len(found)}/{len(wanted)}")
+    for played in play_all(wanted, table, folder, args.jobs, args.seconds):
+        found.append(played)
+        _say(played, f"{len(found)}/{len(wanted)}")
     summary = summarize(found, time.monotonic() - began)
     print(json.dumps(summary, indent=2))
     if args.json:
@@ -54,12 +51,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--case", default="", help="SEED:INDEX[:ATTEMPT], or a case as JSON: only this one, once")
     parser.add_argument("--layouts", default="", help="only these, separated by commas")
     parser.add_argument("--jobs", type=int, default=max(2, len(os.sched_getaffinity(0))), help="cases at a time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case later than this")
     parser.add_argument("--json", type=Path, help="write the summary there")
     return parser.parse_args()
 
 
-def _chosen(args: argparse.Namespace, table: dict[str, Layout]) -> list[Case | tuple[int, int]]:
-    """Single cases, or (seed, index) of cases to be drawn."""
+def _chosen(args: argparse.Namespace, table: dict[str, Layout]) -> list[Wanted]:
     if args.case.startswith("{"):
         return [from_json(args.case)]
     if args.case:

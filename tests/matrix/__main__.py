@@ -7,19 +7,17 @@ What is measured replaces the same cells in benchmarks/results/matrix.json and o
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
 
 from tests.chaos.case import to_json
-from tests.chaos.lane import BAD, begin, play_until_hit
+from tests.chaos.lane import BAD, play_all
 from tests.chaos.play import Result
 from tests.matrix import table
 from tests.matrix.cells import COLUMNS, case_of, columns_for
@@ -37,9 +35,9 @@ def main() -> int:
 
         found = power.cut_each(layouts, folder)
     else:
-        found = _play(layouts, faults, args.jobs, folder)
+        found = _play(layouts, faults, args.jobs, args.seconds, folder)
     is_good = True
-    for layout in layouts:
+    for layout in (each for each in layouts if found[each.name]):
         row = table.row_of(layout, found[layout.name])
         if (known := matrix.rows.get(layout.name)) is not None:
             row.cells = known.cells | row.cells
@@ -62,26 +60,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", default="", help="only these, separated by commas")
     parser.add_argument("--faults", default="", help=f"only these, of {', '.join(COLUMNS)}")
     parser.add_argument("--jobs", type=int, default=max(2, len(os.sched_getaffinity(0))), help="cells at a time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
     parser.add_argument("--power-cut", action="store_true", help="instead: real Slurm jobs, each loses a node")
     parser.add_argument("--no-write", dest="write", action="store_false", help="leave file and page as they are")
     return parser.parse_args()
 
 
-def _play(layouts: list[Layout], faults: list[str], jobs: int, folder: Path) -> dict[str, dict[str, Result]]:
+def _play(
+    layouts: list[Layout], faults: list[str], jobs: int, seconds: float, folder: Path
+) -> dict[str, dict[str, Result]]:
     found: dict[str, dict[str, Result]] = {layout.name: {} for layout in layouts}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin) as pool:
-        wanted = [(each, column) for each in layouts for column in columns_for(each) if column.name in faults]
-        cells = {}
-        for index, (layout, column) in enumerate(wanted):
-            case = case_of(layout, column, index)
-            cells[pool.submit(play_until_hit, case, TABLE, folder)] = layout.name, column.name, case
-        for number, future in enumerate(as_completed(cells), 1):
-            name, column, case = cells[future]
-            _, result, _ = future.result()
-            found[name][column] = result
-            print(f"{number:>4}/{len(cells)} {name:20} {column:16} {result.verdict} {result.why}", flush=True)
-            if result.verdict in BAD:
-                print(f"{result.log}\nto play it again: make test-chaos CASE='{to_json(case)}'", flush=True)
+    wanted = [(layout, column) for layout in layouts for column in columns_for(layout) if column.name in faults]
+    cases = [case_of(layout, column, index) for index, (layout, column) in enumerate(wanted)]
+    for number, (case, result, _) in enumerate(play_all(cases, TABLE, folder, jobs, seconds), 1):
+        column = wanted[case.index][1].name
+        found[case.layout][column] = result
+        print(f"{number:>4}/{len(cases)} {case.layout:20} {column:16} {result.verdict} {result.why}", flush=True)
+        if result.verdict in BAD:
+            print(f"{result.log}\nto play it again: make test-chaos CASE='{to_json(case)}'", flush=True)
     for name, cells_found in found.items():
         found[name] = {column: cells_found[column] for column in COLUMNS if column in cells_found}
     return found

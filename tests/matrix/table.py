@@ -67,6 +67,8 @@ def word_for(layout: Layout, column: str, result: Result) -> str:
         return "refused, but a replica was left"
     if result.verdict in ("right", "missed") and not layout.is_protected:
         return f"{result.verdict}, but there is no replica"
+    if result.verdict == "missed" and column != "amid":
+        return f"missed: {result.why}"
     return _WORDS.get(result.verdict, f"{result.verdict}: {result.why}")
 
 

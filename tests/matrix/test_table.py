@@ -21,6 +21,7 @@ SINGLE = Layout("single", 2, "-", reason="each shard exists once")
     [
         (PAIRS, "backward", "right", True),
         (PAIRS, "amid", "missed", True),
+        (PAIRS, "forward", "missed", False),
         (PAIRS, "backward", "refused", False),
         (PAIRS, "source", "refused", True),
         (PAIRS, "backward", "wrong", False),
