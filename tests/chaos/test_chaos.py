@@ -24,7 +24,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("layout", "ranks", "verdict", "faults"),
     [
         ("ddp", 3, "right", [Fault(1, AtPlace(2, "backward"), "stop"), Fault(1, OnMessage("WorkerFormed", 1))]),
-        ("ddp", 3, "right", [Fault(2, AtPlace(3, "in-optimizer")), Fault(0, AtPlace(-1, "sending"))]),
+        ("ddp", 3, "right", [Fault(2, AtPlace(3, "backward")), Fault(0, AtPlace(-1, "sending"))]),
         (
             "ddp",
             3,
