@@ -3,8 +3,8 @@
 Two rules hold for every engine: after `unblock` each collective of the old generation ends promptly, and a later one
 raises at once instead of blocking. An engine keeps the group *objects*: DDP and DeviceMesh hold them.
 
-`InPlaceEngine` replaces the backend inside the group (torch 2.13). Releases with a native `reconfigure` get an engine
-of their own; nothing above this module knows which is at work.
+`inplace` replaces the backend inside the group, `native` connects it again (from torch 2.14 on); nothing above this
+module knows which is at work. tests/runtime/engines is one suite for both, docs/decisions/0022-two-engines.md says why.
 """
 
 from __future__ import annotations

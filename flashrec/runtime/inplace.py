@@ -64,11 +64,13 @@ class InPlaceEngine:
         done = built.wait(timeout_s)
         build_ms = watch.ms()
         retired: list[list[Any]] = []
+        num_replaced = 0
         for group in groups:
             backends, stores = done[group.name]
             new = {torch.device(device): (kind, backend) for device, (kind, backend) in backends.items()}
             if not private.holds(group.handle, new):
                 retired.append(self._replacer.replace(group.handle, new, group.name, group.handle.group_desc))
+                num_replaced += 1
             retired.append(self._stores.pop(group.name, []))
             self._stores[group.name] = stores
             self._nccl[group.name] = nccl.backend_in(backends)
@@ -79,7 +81,12 @@ class InPlaceEngine:
         disposing.start()
         self._disposing = [*(thread for thread in self._disposing if thread.is_alive()), disposing]
         self._timeline.mark(
-            "formed", generation=generation, groups=len(groups), build_ms=build_ms, swap_ms=watch.ms() - build_ms
+            "formed",
+            generation=generation,
+            groups=len(groups),
+            replaced=num_replaced,
+            build_ms=build_ms,
+            swap_ms=watch.ms() - build_ms,
         )
 
     def unblock(self, groups: list[Group]) -> int:

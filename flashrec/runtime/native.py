@@ -25,7 +25,7 @@ import torch
 from flashrec.runtime import nccl, stuck
 from flashrec.runtime.engine import Group
 from flashrec.runtime.errors import UnsupportedTorch
-from flashrec.runtime.inplace import InPlaceEngine, store_name
+from flashrec.runtime.inplace import InPlaceEngine
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.torch_private import groups as private
 from flashrec.runtime.torch_private import reconfigure as native
@@ -39,8 +39,10 @@ _HANDLE = "handle/{}"
 class Rendezvous(private.Store):
     """The one store a backend keeps; each generation puts its own behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        """name: of the backend that keeps it."""
         super().__init__()
+        self.name = name
         self.current: private.Store | None = None
         self.busy = threading.Lock()  # held while the backend is being reconfigured
 
@@ -89,15 +91,13 @@ class NativeEngine(InPlaceEngine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rendezvous: dict[str, Rendezvous] = {}  # by store name; a backend needs it for as long as it lives
+        self._unfit = -1  # the generation for which no backend is used again
         self._has_told: set[str] = set()
 
     def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
-        if not _settle():
-            logger.info("an operation of an older generation has not ended: its backends are replaced")
-            for group in groups:
-                for name in private.backend_names(group.backend):
-                    self._rendezvous.pop(store_name(group, name), None)
+        if any(group.name in self._stores for group in groups) and not _settle():
+            logger.info("generation %d: an older operation has not ended, so backends are replaced", generation)
+            self._unfit = generation
         super().form(groups, generation, timeout_s)
 
     def _connect(self, name: str, group: Group, store: private.Store, generation: int) -> tuple[Any, Any]:
@@ -106,10 +106,10 @@ class NativeEngine(InPlaceEngine):
                 self._has_told.add(name)
                 logger.warning("%s cannot be reconfigured by this torch: its backends are replaced instead", name)
             return super()._connect(name, group, store, generation)
-        key = store_name(group, name)
-        backend, rendezvous = private.backend_of(group.handle, name, group.backend), self._rendezvous.get(key)
-        if rendezvous is None or rendezvous.busy.locked() or not native.can(backend):
-            rendezvous = self._rendezvous[key] = Rendezvous()
+        backend, rendezvous = private.backend_of(group.handle, name, group.backend), self._rendezvous(group, name)
+        is_fit = rendezvous is not None and not rendezvous.busy.locked() and native.can(backend)
+        if rendezvous is None or not is_fit or self._unfit == generation:
+            rendezvous = Rendezvous(name)
             backend = self._make(name, group, rendezvous)
         with rendezvous.busy:
             rendezvous.current = store
@@ -118,6 +118,11 @@ class NativeEngine(InPlaceEngine):
             peers = [bytes(handle).decode() for handle in handles]
             native.reconfigure(backend, generation, peers, self._limits.connect_timeout_s)
         return backend, rendezvous
+
+    def _rendezvous(self, group: Group, name: str) -> Rendezvous | None:
+        """The store of the backend that is in the group; None when that is none of ours."""
+        kept = self._stores.get(group.name, [])
+        return next((store for store in kept if isinstance(store, Rendezvous) and store.name == name), None)
 
     def _make(self, name: str, group: Group, rendezvous: Rendezvous) -> Any:
         if name == "nccl2":

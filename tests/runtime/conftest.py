@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
+from flashrec.runtime.torch_private import reconfigure
 from tests.runtime import programs
 from tests.runtime.support import Cluster
+
+
+@pytest.fixture(params=["inplace", "native"] if reconfigure.is_there() else ["inplace"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine that the installed torch offers, for FLASHREC_ENGINE."""
+    return str(request.param)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 
 
-def test_twenty_generations_leave_nothing_behind(make_cluster) -> None:
-    cluster = make_cluster(3)
+def test_twenty_generations_leave_nothing_behind(make_cluster, engine: str) -> None:
+    cluster = make_cluster(3, FLASHREC_ENGINE=engine)
     cluster.start_all(programs.endless)
     sizes = []
     for generation in range(1, 23):

@@ -1,0 +1,1 @@
+"""One suite for every engine behind `flashrec.runtime.engine.Engine`, run with each that the installed torch offers."""
