@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashrec.runtime.interrupt import DEFAULT_SIGNAL, signal_of
+
 ENGINES = ("", "native", "inplace")
 
 
@@ -27,6 +29,7 @@ class Environment:
     joins: bool  # True: the groups exist elsewhere; build the model alone, then be restored
     gloo_interface: str  # GLOO_SOCKET_IFNAME, "" when the agent's address is to be used
     engine: str = ""  # FLASHREC_ENGINE: 'native' or 'inplace'; "": what fits torch
+    interrupt_signal: int | None = None  # FLASHREC_INTERRUPT_SIGNAL; None: none is sent
 
 
 def read(environ: Mapping[str, str]) -> Environment | None:
@@ -59,9 +62,17 @@ def read(environ: Mapping[str, str]) -> Environment | None:
         joins=environ.get("FLASHREC_JOINS", "") == "1",
         gloo_interface=environ.get("GLOO_SOCKET_IFNAME", ""),
         engine=environ.get("FLASHREC_ENGINE", ""),
+        interrupt_signal=_signal(environ.get("FLASHREC_INTERRUPT_SIGNAL", DEFAULT_SIGNAL)),
     )
     if found.engine not in ENGINES:
         raise BadEnvironment(f"FLASHREC_ENGINE={found.engine!r} is not known; use native or inplace, or unset it")
     if not 0 <= found.rank < found.world_size:
         raise BadEnvironment(f"RANK={found.rank} is not below WORLD_SIZE={found.world_size}")
     return found
+
+
+def _signal(name: str) -> int | None:
+    try:
+        return signal_of(name)
+    except ValueError as err:
+        raise BadEnvironment(f"FLASHREC_INTERRUPT_SIGNAL: {err}") from None

@@ -13,6 +13,8 @@ class Limits:
     form_timeout_s: float = 120.0  # all groups of one generation, from the plan on
     first_form_timeout_s: float = 1800.0  # the first time: ranks may start minutes apart
     unblock_timeout_s: float = 3.0  # fence -> end of a collective that is cut; then this process gives up
+    interrupt_after_s: float = 1.0  # fence -> a main thread that waits in Python, inside of the block, is interrupted
+    interrupt_timeout_s: float = 15.0  # fence -> one that is still in the same system call gives up
     plan_timeout_s: float = 1800.0  # report -> plan: includes the cold start of a replacement
     resume_timeout_s: float = 1800.0  # restored -> resume: includes the state of the largest target
     transfer_timeout_s: float = 60.0  # restore connection: longest silence

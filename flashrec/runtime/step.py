@@ -12,6 +12,7 @@ A failure is handled where it shows:
 * in the vote: this rank waits there for the plan. "Redo i": `StepInterrupted` unwinds the block. "Go on to i+1": the
   hook returns, so the script's own `optimizer.step()` and what follows it run once, as ever, and the rest of the
   recovery happens at the end of the block. No code of the user is replayed by us.
+* in something else that waits: `interrupt` raises StepInterrupted there, if the block is before its vote.
 * elsewhere in the block: the exception is swallowed, `steps()` yields the right step again. Only when a fence is there
   or comes: a bug of the script goes through at once.
 * between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement. Where the update can
@@ -86,6 +87,7 @@ class StepGuard:
         self._is_training = False
         self._has_warned = False
         self.before_pause: Callable[[], None] = lambda: None  # after it this life may be given up
+        worker.interrupter.may_interrupt = lambda: self._stage is Stage.OPEN and self._plan is None
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
             optimizer.register_step_post_hook(self._after_optimizer)
@@ -173,7 +175,7 @@ class StepGuard:
         if isinstance(error, StepInterrupted) and self._plan is not None:
             self._recover(self._plan)
             return True
-        if not isinstance(error, Exception) or isinstance(error, RecoveryFailed | TrainingComplete):
+        if not isinstance(error, Exception | StepInterrupted) or isinstance(error, RecoveryFailed | TrainingComplete):
             return False
         torn = self._torn_by(error)
         if self._plan is not None:  # we have said that we can finish this step
@@ -281,7 +283,7 @@ class StepGuard:
 
     # ---- faults -------------------------------------------------------------------------------------------------
 
-    def _is_fault(self, error: Exception) -> bool:
+    def _is_fault(self, error: BaseException) -> bool:
         """True when a fence explains `error`. A communication error is given time for its fence to arrive."""
         worker = self._worker
         if worker.board.announced > worker.progress.generation or worker.board.complete:
@@ -301,7 +303,7 @@ class StepGuard:
         )
         return False
 
-    def _torn_by(self, error: Exception) -> str:
+    def _torn_by(self, error: BaseException) -> str:
         if self._stage is Stage.UPDATING:
             if self._update.can_undo(self._step) and self._worker.progress.voted < self._step:
                 return ""

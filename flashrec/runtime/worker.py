@@ -13,6 +13,7 @@ from flashrec.runtime.board import Board
 from flashrec.runtime.control import Control
 from flashrec.runtime.environment import Environment
 from flashrec.runtime.groups import Groups
+from flashrec.runtime.interrupt import Interrupter
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.native import choose
 from flashrec.runtime.progress import Progress
@@ -41,6 +42,7 @@ class Worker:
     sockets: Sockets
     limits: Limits
     timeline: Timeline
+    interrupter: Interrupter
 
     @property
     def rank(self) -> int:
@@ -89,12 +91,14 @@ def start(env: Environment, limits: Limits) -> Worker:
     )
     groups = Groups(engine, progress, is_shadow=env.joins, limits=limits)
     progress.look = groups.look
+    interrupter = Interrupter(board, progress, limits, control.give_up, env.interrupt_signal)
 
     def on_fence(generation: int) -> None:
         num_cut = groups.unblock()
         sockets.shut()
         timeline.mark("unblocked", generation=generation, connections=num_cut)
         stuck.watch(progress, generation, limits.unblock_timeout_s, control.give_up)
+        interrupter.on_fence(generation)
 
     control.start(board, on_fence)
     everybody = tuple(range(env.world_size))
@@ -117,6 +121,7 @@ def start(env: Environment, limits: Limits) -> Worker:
         sockets=sockets,
         limits=limits,
         timeline=timeline,
+        interrupter=interrupter,
     )
 
 
