@@ -13,12 +13,16 @@ shake hands again. The source sends its facts, the target takes them over: all m
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from flashrec.runtime import shards
 from flashrec.runtime.errors import LayoutMismatch
+from flashrec.runtime.parallel.replicas import Piece
 from flashrec.runtime.torch_private import pipelining as private
 from flashrec.runtime.torch_private import versions
 
@@ -42,11 +46,28 @@ class Pipelines:
         self._is_checked = False  # once more in the first step: a stage may have been made after the session
         self._notes = {_BEFORE_ALL: self._note()}  # by the step at whose vote it was true
 
-    def before_vote(self, step: int) -> None:
-        """Note what the stages know. Raises RuntimeError for a pipeline that the session was not told of."""
+    def held_by(self) -> Iterator[Piece]:
+        """A stage that nothing replicates is on this rank only. See `flashrec.runtime.parallel.replicas.Holder`."""
+        replicated = {
+            id(param)
+            for module in self._model.modules()
+            if isinstance(module, DistributedDataParallel)
+            for param in module.parameters()
+        }
+        for stage in self._stages:
+            alone = [p for p in stage.submod.parameters() if id(p) not in replicated and not shards.is_dtensor(p)]
+            if alone:
+                what = f"stage {stage.stage_index} of the pipeline"
+                yield Piece(what, (dist.get_rank(),), "it is in no DDP or FSDP module", tuple(alone))
+
+    def open(self, step: int) -> None:
+        """Raises RuntimeError for a pipeline that the session was not told of."""
         if not self._is_checked:
             self._check_complete()
             self._is_checked = True
+
+    def before_vote(self, step: int) -> None:
+        """Note what the stages know."""
         if self._schedules:
             self._keep_before(step)
             self._notes[step] = self._note()

@@ -57,10 +57,9 @@ def needed(schedules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
             for name in _METAS:
                 yield name, stage._stage_meta
             if _is_manual(stage):
-                for name in ("_inference_mode", "_setup_forward_recv_info", "_setup_forward_send_info", *_INFERENCE):
+                for name in ("_setup_forward_recv_info", "_setup_forward_send_info", *_INFERENCE):
                     yield name, stage
-    for name in ("_TensorMeta", "InferenceMode"):
-        yield name, sys.modules["torch.distributed.pipelining._utils"]
+    yield "_TensorMeta", _utils()
 
 
 def stages(schedule: Any) -> list[Any]:
@@ -85,16 +84,13 @@ def schedule_facts(schedule: Any) -> Facts:
 
 def stage_facts(stage: Any) -> Facts:
     """What the stage has learned from its neighbours. Raises NotImplementedError for what cannot be noted."""
-    mode = getattr(stage, "_inference_mode", None)
     return {
         "stage": stage.stage_index,
-        "mode": None if mode is None else mode.value,
         "metas": {name: _note_metas(stage, name) for name in _METAS},
         "forward_chunks": len(stage.args_recv_info),
         "backward_chunks": len(stage.grad_recv_info),
         "chunks": stage.chunks,
         "has_backward": bool(stage.has_backward),
-        "syncs_buffers": getattr(stage.submod, "require_forward_param_sync", None),
     }
 
 
@@ -117,13 +113,9 @@ def settle_stage(stage: Any, facts: Facts) -> None:
     stage.has_backward, stage.chunks = facts["has_backward"], facts["chunks"]
     for name in _METAS:
         setattr(stage._stage_meta, name, _metas_of(facts["metas"][name]))
-    if facts["syncs_buffers"] is not None:
-        stage.submod.require_forward_param_sync = facts["syncs_buffers"]
     if _is_manual(stage):
         for name in _INFERENCE:
             setattr(stage, name, None)
-        mode = facts["mode"]
-        stage._inference_mode = None if mode is None else _utils().InferenceMode(mode)
     if facts["forward_chunks"]:
         _prepare_forward(stage, facts)
     if facts["backward_chunks"]:
