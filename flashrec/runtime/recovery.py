@@ -11,6 +11,7 @@ takes part up to the plan; then it stands by, and may be asked to send its state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -33,7 +34,7 @@ class Recovery:
     def __init__(
         self,
         worker: Worker,
-        replicas: tuple[int, ...],
+        replicas: Callable[[], tuple[int, ...]],
         parts: Parts,
         state: State,
         snapshot: Snapshot,
@@ -48,7 +49,7 @@ class Recovery:
         progress.where = "recovery"
         while True:
             generation = worker.board.announced
-            report = progress.report(self._replicas)
+            report = progress.report(self._replicas())
             worker.control.send(
                 events.WorkerReported(
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from flashrec.runtime.agreement import Agreement
 from flashrec.runtime.callbacks import Callbacks
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
@@ -16,6 +17,7 @@ from flashrec.runtime.parallel.part import Part, Parts
 from flashrec.runtime.parallel.pipeline import Pipelines
 from flashrec.runtime.parallel.replicas import Holder, Replicas, announce, find
 from flashrec.runtime.recovery import Recovery
+from flashrec.runtime.registered import LargeState
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
@@ -173,11 +175,19 @@ def recoverable_guard(
     if any(map(zero.is_zero, listed)):
         kinds.append(zero.ZeroOptimizers(listed, worker.rank, worker.env.world_size))
     update = Update(listed, optimizer_communicates, worker.groups.num_issued, worker.groups.drain)
-    parts = Parts([*kinds, update])
-    snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
-    state = State(model, listed, objects, sends_random_state=seed is None)
     found = _replicas(worker, model, kinds, replicas, device)
-    recovery = Recovery(worker, found, parts, state, snapshot, listed)
+    agreement = Agreement(
+        worker.rank,
+        found,
+        model.parameters(),
+        listed,
+        device,
+        is_trusted=lambda: replicas is not None or not update.votes_after or all(map(zero.is_zero, listed)),
+    )
+    snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
+    parts = Parts([*kinds, agreement, update, LargeState(snapshot)])
+    state = State(model, listed, objects, sends_random_state=seed is None)
+    recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed)
     vote = Vote(worker.progress, worker.env.world_size, device)
     return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed)
 

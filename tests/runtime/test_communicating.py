@@ -59,12 +59,18 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Out
 
 @pytest.fixture
 def run(make_cluster: Callable[..., Cluster]) -> Callable[..., tuple[Cluster, Ending]]:
-    def run(layout: str, size: int, faults: list[tuple[int, int, int, str]], **config: Any) -> tuple[Cluster, Ending]:
+    def run(
+        layout: str,
+        size: int,
+        faults: list[tuple[int, int, int, str]],
+        ends: tuple[Ending, ...] = (Ending.DONE, Ending.REFUSED),
+        **config: Any,
+    ) -> tuple[Cluster, Ending]:
         cluster = make_cluster(size)
         attendant = Attendant(cluster, train, {"layout": layout, "faults": faults, **config}, gather_s=0.02)
         attendant.start()
         ending = attendant.run(TIMEOUT_S)
-        assert ending in (Ending.DONE, Ending.REFUSED), attendant.why + cluster.logs()
+        assert ending in ends, attendant.why + cluster.logs()
         assert sum(cluster.log(rank).count("fault t=") for rank in range(size)) == len(faults)
         return cluster, ending
 
@@ -114,6 +120,24 @@ def test_state_that_is_spread_over_all_ranks_is_not_protected_and_that_is_said(r
     assert refusal.ranks == (1,)
     assert "not protected: rank 0-1, because" in cluster.log(0)
     assert "this rank's part of the state of ZeroRedundancyOptimizer exists once" in cluster.log(0)
+
+
+def test_replicas_that_hold_other_bits_are_none(run, wanted) -> None:
+    """The script does not say that each pair shares the momenta out; it is seen when they are compared in step 1."""
+    config = {"session": {"replicas": None}}
+    cluster, _ = run("muon_sharded_state", 4, [(3, 1, 3, "amid-optimizer")], **config)
+    assert cluster.plans[0].sources == {3: 1}
+    assert "rank 0, 2 should hold the same as rank 1" in cluster.log(1)
+    assert_exact(cluster, wanted("muon_sharded_state", 4))
+    cluster, ending = run("muon_sharded_state", 4, [(3, 1, 1, "forward")], **config)
+    assert ending is Ending.REFUSED
+
+
+def test_zero_is_not_restored_from_a_rank_that_owns_other_parameters(run) -> None:
+    """The script is wrong about who holds the same, and a rank is lost before that is compared."""
+    session = {"replicas": [0, 1, 2, 3]}
+    cluster, _ = run("zero1_grouped", 4, [(3, 1, 1, "forward")], ends=(Ending.FAILED,), session=session)
+    assert "the source holds the optimizer state of other parameters than this rank" in cluster.log(3)
 
 
 def test_one_rank_of_each_half_at_once(run, wanted) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from flashrec.runtime.agreement import digest
 from flashrec.runtime.parallel.zero import counterparts
+from flashrec.runtime.progress import Progress
+from flashrec.runtime.step import Stage, StepGuard
 from flashrec.runtime.torch_private import optim
 from flashrec.runtime.undo import Undo
 from flashrec.runtime.update import WATCHED_UPDATES, Update
@@ -133,12 +138,11 @@ def test_half_a_copy_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 class Collectives:
     """Stands for the process groups: how many were issued, and whether old ones have ended."""
 
-    def __init__(self) -> None:
-        self.issued = 0
-        self.drained: list[str] = []
+    def __init__(self, drain: Callable[[], None] = lambda: None) -> None:
+        self.issued, self.drain = 0, drain
 
     def make(self, optimizer: torch.optim.Optimizer, communicates: bool | None) -> Update:
-        return Update([optimizer], communicates, lambda: self.issued, lambda: self.drained.append("drained"))
+        return Update([optimizer], communicates, lambda: self.issued, self.drain)
 
     def run(self, found: Update, step: int, num: int) -> None:
         found.begin(step)
@@ -185,21 +189,70 @@ def test_a_replacement_takes_over_what_its_source_has_seen() -> None:
 
 def test_only_the_update_of_the_step_that_is_done_again_is_undone() -> None:
     model, optimizer = made("adamw")
-    groups = Collectives()
-    found = groups.make(optimizer, True)
+    drained: list[str] = []
+    found = Collectives(lambda: drained.append(content(model, optimizer))).make(optimizer, True)
     before = content(model, optimizer)
     found.begin(4)
     update(model, optimizer, 0)
     after = content(model, optimizer)
     found.settle_for(5)  # all have finished step 4
-    assert content(model, optimizer) == after and not groups.drained
+    assert content(model, optimizer) == after and not drained
     found.settle_for(4)
-    assert content(model, optimizer) == before and groups.drained
+    assert content(model, optimizer) == before
+    assert drained == [after], "first the end of what may still write, then the undo"
     update(model, optimizer, 1)
     found.impose(True)  # this rank is given the state of another one
     received = content(model, optimizer)
     found.settle_for(4)
     assert content(model, optimizer) == received
+
+
+@pytest.mark.parametrize(
+    ("communicates", "voted", "is_torn"),
+    [
+        (True, 3, False),  # cut in its update, which is undone
+        (True, 4, True),  # the vote was left without the plan: it may count, and may not
+        (False, 4, True),
+    ],
+)
+def test_which_cut_update_tears(communicates: bool, voted: int, is_torn: bool) -> None:
+    guard = StepGuard.__new__(StepGuard)
+    guard._stage, guard._step = Stage.UPDATING, 4
+    guard._update = Collectives().make(made("adamw")[1], communicates)
+    guard._worker = SimpleNamespace(progress=Progress(0, 1, 1, v=4, voted=voted))  # type: ignore[assignment]
+    guard._update.begin(4)
+    assert bool(guard._torn_by(RuntimeError("gloo"))) is is_torn
+
+
+# ---- do replicas hold the same
+
+
+def test_a_digest_sees_every_bit_and_which_state_there_is() -> None:
+    def found(*changes: Any) -> int:
+        model, optimizer = made("adamw")
+        update(model, optimizer, 0)
+        for change in changes:
+            change(model, optimizer.state[model[1].weight])
+        return digest(model.parameters(), [optimizer])
+
+    same = found()
+    assert same == found()
+    changes: list[Any] = [
+        lambda model, _: model[0].bias.data.view(torch.int32)[3].add_(1),
+        lambda _, state: state["exp_avg"].view(torch.int32)[0, 0].add_(1),
+        lambda _, state: state["step"].add_(1),
+        lambda _, state: state.pop("exp_avg_sq"),
+        lambda _, state: state.update(count=1),
+    ]
+    assert len({same, *map(found, changes)}) == 1 + len(changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool, torch.complex64, torch.int8])
+def test_a_digest_of_any_dtype(dtype: torch.dtype) -> None:
+    tensor = torch.ones(3, 5, dtype=dtype)
+    other = tensor.clone()
+    other[1, 2] = 0
+    assert digest([tensor.T], []) == digest([tensor.clone().T], []) != digest([other.T], [])
 
 
 # ---- where ZeRO has put what

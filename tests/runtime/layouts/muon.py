@@ -69,7 +69,8 @@ def orthogonal(matrix: torch.Tensor, num_iterations: int = 5) -> torch.Tensor:
 
 def replicated_state() -> Setup:
     """All four ranks share the work, and all hold all momenta."""
-    return _build(dist.group.WORLD, shards_state=False, session={"optimizer_communicates": True})
+    session = {"optimizer_communicates": True, "replicas": range(dist.get_world_size())}
+    return _build(dist.group.WORLD, shards_state=False, session=session)
 
 
 def sharded_state() -> Setup:
