@@ -45,7 +45,7 @@ def main() -> int:
         is_good &= row.is_good
         matrix.rows[layout.name] = row
     matrix.rows = {name: matrix.rows[name] for name in TABLE if name in matrix.rows}
-    matrix.torch, matrix.commit = torch.__version__, _commit()
+    matrix.torch, matrix.commit = str(torch.__version__), _commit()
     print(table.render(matrix))
     if args.write:
         table.save(matrix)
