@@ -12,6 +12,11 @@ from tests.runtime.layouts.program import PLACES
 
 STEPS = 6
 SPAN_S = 0.3  # about as long as those steps take
+_OWN_PLACES = {  # of the layouts of a module
+    "zero1": ("amid-optimizer",),
+    "muon": ("amid-optimizer",),
+    "pipelines": ("micro-1", "micro-2"),
+}
 _STOPS = 0.2  # share of faults that stop the victim instead of killing it
 _MESSAGES = ("WorkerReported", "KeyPosted", "WorkerFormed", "WorkerRestored")
 
@@ -22,9 +27,10 @@ def draw(seed: int, index: int, attempt: int, table: Mapping[str, Layout]) -> Ca
     names = sorted(table)
     (name,) = rng.choices(names, [1.0 if table[name].is_protected else 0.1 for name in names])
     world_size = rng.choice(table[name].sizes)
-    faults = [_first(rng, world_size)]
+    places = places_of(table[name])
+    faults = [_first(rng, world_size, places)]
     for _ in range(rng.choices((0, 1, 2), (0.45, 0.35, 0.2))[0]):
-        faults.append(_further(rng, world_size, faults))
+        faults.append(_further(rng, world_size, places, faults))
     return Case(
         name,
         world_size,
@@ -37,18 +43,23 @@ def draw(seed: int, index: int, attempt: int, table: Mapping[str, Layout]) -> Ca
     )
 
 
+def places_of(layout: Layout) -> tuple[str, ...]:
+    """Where a step of this layout can be hit from within."""
+    return (*PLACES, "end-of-optimizer", *2 * _OWN_PLACES.get(layout.module, ()))
+
+
 def _how(rng: random.Random) -> str:
     return "stop" if rng.random() < _STOPS else "kill"
 
 
-def _first(rng: random.Random, world_size: int) -> Fault:
+def _first(rng: random.Random, world_size: int, places: Sequence[str]) -> Fault:
     victim = rng.randrange(world_size)
     if rng.random() < 0.25:
         return Fault(victim, After(round(rng.uniform(0, SPAN_S), 4)), _how(rng))
-    return Fault(victim, AtPlace(rng.randrange(STEPS), rng.choice(PLACES)), _how(rng))
+    return Fault(victim, AtPlace(rng.randrange(STEPS), rng.choice(places)), _how(rng))
 
 
-def _further(rng: random.Random, world_size: int, faults: Sequence[Fault]) -> Fault:
+def _further(rng: random.Random, world_size: int, places: Sequence[str], faults: Sequence[Fault]) -> Fault:
     first = faults[0]
     other = (first.victim + rng.randrange(1, world_size)) % world_size
     kind = rng.choice(("together", "same place", "target", "source", "bystander", "later", "whenever"))
@@ -75,6 +86,6 @@ def _further(rng: random.Random, world_size: int, faults: Sequence[Fault]) -> Fa
         case "later", AtPlace(step=step) if step < STEPS - 1:
             victim = rng.randrange(world_size)
             life = 2 if victim == first.victim else 1
-            return Fault(victim, AtPlace(rng.randrange(step + 1, STEPS), rng.choice(PLACES), life), _how(rng))
+            return Fault(victim, AtPlace(rng.randrange(step + 1, STEPS), rng.choice(places), life), _how(rng))
         case _:
             return Fault(other, After(round(rng.uniform(0, 2 * SPAN_S), 4)), _how(rng))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.case import SOURCE, After, AtPlace, Case, OnMessage, Together, describe, from_json, to_json
-from tests.chaos.draw import STEPS, draw
+from tests.chaos.draw import STEPS, draw, places_of
 from tests.runtime.layouts import recovery_faults
 from tests.runtime.layouts.layout import TABLE
 from tests.runtime.layouts.program import PLACES
@@ -26,7 +26,9 @@ def test_every_layout_place_and_kind_is_drawn() -> None:
     at = [fault.when for fault in faults if isinstance(fault.when, AtPlace)]
     assert {case.layout for case in CASES} == set(TABLE)
     assert {case.world_size for case in CASES if case.layout == "ddp"} == set(TABLE["ddp"].sizes)
-    assert {when.place for when in at} == {*PLACES, *recovery_faults.PLACES, "init", "join"}
+    in_steps = {place for layout in TABLE.values() for place in places_of(layout)}
+    assert {*PLACES, "amid-optimizer", "micro-2"} < in_steps
+    assert {when.place for when in at} == {*in_steps, *recovery_faults.PLACES, "init", "join"}
     assert {when.step for when in at} == set(range(-1, STEPS))
     assert {type(fault.when) for fault in faults} == {AtPlace, After, OnMessage, Together}
     assert {len(case.faults) for case in CASES} == {1, 2, 3}
