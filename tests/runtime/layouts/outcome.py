@@ -14,7 +14,7 @@ from tests.runtime.attendant import Attendant, Ending
 from tests.runtime.layouts import program
 from tests.runtime.support import Cluster
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 Losses = dict[int, dict[int, list[Any]]]  # rank -> step -> what was computed, each time that it was
 
 
