@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,20 +17,22 @@ import torch
 
 from flashrec.runtime.errors import CannotEncode
 
+ASIDE_BYTES = 1 << 16
 _MAX_DEPTH = 100
 _PLAIN_INT_BITS = 63
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 
 
-def encode(value: Any, name: str) -> bytes:
-    """Bytes of `value`. Raises CannotEncode that says where in `name` the value is that we do not send."""
-    return _encoder.encode(_pack(value, name, 0))
+def encode(value: Any, name: str, aside: list[torch.Tensor] | None = None) -> bytes:
+    """Bytes of `value`. aside: gets the large tensors (as they are, no copies), which then are not among the bytes.
+    Raises CannotEncode that says where in `name` the value is that we do not send."""
+    return _encoder.encode(_pack(value, name, 0, aside))
 
 
-def decode(data: bytes) -> Any:
-    """The value again. Raises ValueError when `data` is not ours."""
+def decode(data: bytes, aside: Sequence[torch.Tensor] = ()) -> Any:
+    """The value again. aside: the tensors that `encode` has put there. Raises ValueError when `data` is not ours."""
     try:
-        return _unpack(_decoder.decode(data))
+        return _unpack(_decoder.decode(data), aside)
     except (msgspec.MsgspecError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as err:
         raise ValueError(f"not an encoded value: {err}") from err
 
@@ -54,16 +57,16 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def _pack(value: Any, path: str, depth: int) -> Any:
+def _pack(value: Any, path: str, depth: int, aside: list[torch.Tensor] | None) -> Any:
     if depth > _MAX_DEPTH:
         raise CannotEncode(f"{path} is nested more than {_MAX_DEPTH} deep (does it contain itself?)")
 
     def items(values: Any) -> list[Any]:
-        return [_pack(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(values)]
+        return [_pack(item, f"{path}[{i}]", depth + 1, aside) for i, item in enumerate(values)]
 
     def pairs(mapping: Any) -> list[Any]:
         return [
-            [_pack(key, f"key of {path}", depth + 1), _pack(item, f"{path}[{key!r}]", depth + 1)]
+            [_pack(key, f"key of {path}", depth + 1, None), _pack(item, f"{path}[{key!r}]", depth + 1, aside)]
             for key, item in mapping.items()
         ]
 
@@ -93,6 +96,9 @@ def _pack(value: Any, path: str, depth: int) -> Any:
     if kind is torch.device:
         return ["device", str(value)]
     if isinstance(value, torch.Tensor) and kind in (torch.Tensor, torch.nn.Parameter) and not value.is_sparse:
+        if aside is not None and value.nbytes >= ASIDE_BYTES:
+            aside.append(value.detach())
+            return ["aside", len(aside) - 1]
         data = value.detach().cpu().contiguous()
         return ["tensor", dtype_name(data.dtype), list(data.shape), bytes(tensor_bytes(data))]
     numpy = sys.modules.get("numpy")
@@ -109,12 +115,16 @@ def _pack(value: Any, path: str, depth: int) -> Any:
     raise CannotEncode(f"{path} is a {kind.__module__}.{kind.__qualname__}, which is not sent to a replacement: {hint}")
 
 
-def _unpack(value: Any) -> Any:
+def _unpack(value: Any, aside: Sequence[torch.Tensor]) -> Any:
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise ValueError("a bare map is not ours")
         return value
     tag, *rest = value
+
+    def unpack(item: Any) -> Any:
+        return _unpack(item, aside)
+
     match tag:
         case "int":
             return int(rest[0])
@@ -123,15 +133,15 @@ def _unpack(value: Any) -> Any:
         case "bytearray":
             return bytearray(rest[0])
         case "dict" | "OrderedDict" | "Counter":
-            pairs = {_unpack(key): _unpack(item) for key, item in rest[0]}
+            pairs = {unpack(key): unpack(item) for key, item in rest[0]}
             return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[tag](pairs)
         case "defaultdict":
             factory = {"int": int, "float": float, "list": list, "dict": dict}[rest[0]]
-            return defaultdict(factory, ((_unpack(key), _unpack(item)) for key, item in rest[1]))
+            return defaultdict(factory, ((unpack(key), unpack(item)) for key, item in rest[1]))
         case "list" | "tuple" | "set" | "frozenset":
-            return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[tag](map(_unpack, rest[0]))
+            return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[tag](map(unpack, rest[0]))
         case "deque":
-            return deque(map(_unpack, rest[0]), rest[1])
+            return deque(map(unpack, rest[0]), rest[1])
         case "Size":
             return torch.Size(rest[0])
         case "complex":
@@ -140,6 +150,8 @@ def _unpack(value: Any) -> Any:
             return dtype_of(rest[0])
         case "device":
             return torch.device(rest[0])
+        case "aside":
+            return aside[rest[0]]
         case "tensor":
             dtype, shape, data = rest
             flat = (

@@ -58,6 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
     model: tuple[TensorSpec, ...]
     optimizers: tuple[OptimizerSpec, ...]
     objects: dict[str, bytes]
+    aside: tuple[TensorSpec, ...]  # large tensors of the objects, which travel like those of the model
     random: bytes | None  # the source's generators, only with Session(seed=None)
     parts: dict[str, bytes]  # of each `Part`
 
@@ -74,6 +75,7 @@ class State:
     ) -> None:
         self._model, self._optimizers, self._objects = model, optimizers, objects
         self._sends_random_state = sends_random_state
+        self._aside: list[torch.Tensor] = []  # as the manifest in hand describes them
         # FSDP puts gathered parameters in the place of these while it computes; the optimizer keeps these.
         self._parameters = list(model.named_parameters())
         for name, tensor in self._model_tensors():
@@ -82,15 +84,18 @@ class State:
                     f"{name} is a {type(tensor).__name__} of {type(shards.local(tensor)).__name__}: only plain tensors "
                     "and DTensors of plain tensors can be restored"
                 )
-        self._describe_objects()  # what cannot be encoded shall fail at the start, not in a recovery
+        self._describe_objects([])  # what cannot be encoded shall fail at the start, not in a recovery
 
     def manifest(self, v: int, parts: dict[str, bytes]) -> Manifest:
         """Describe the state as it is now. Raises CannotEncode."""
+        self._aside = []
+        objects = self._describe_objects(self._aside)
         return Manifest(
             v=v,
             model=tuple(TensorSpec.of(name, tensor) for name, tensor in self._model_tensors()),
             optimizers=tuple(self._describe(i, optimizer) for i, optimizer in enumerate(self._optimizers)),
-            objects=self._describe_objects(),
+            objects=objects,
+            aside=tuple(TensorSpec.of(f"aside {i}", tensor) for i, tensor in enumerate(self._aside)),
             random=codec.encode(seeds.state(), "random state") if self._sends_random_state else None,
             parts=parts,
         )
@@ -101,7 +106,7 @@ class State:
         for optimizer in self._optimizers:
             for entries in zero.state_of(optimizer).values():
                 found += [shards.local(value) for value in entries.values() if isinstance(value, torch.Tensor)]
-        return found
+        return found + self._aside
 
     def prepare(self, manifest: Manifest) -> None:
         """Check that the source's model is ours and allocate what optimizer state is missing. Raises LayoutMismatch."""
@@ -122,11 +127,15 @@ class State:
                 f"the source registered state {sorted(manifest.objects)}, this rank {sorted(self._objects)}: "
                 "create the same Session on every rank"
             )
+        self._aside = [
+            torch.empty(spec.shape, dtype=codec.dtype_of(spec.dtype), device=spec.device) for spec in manifest.aside
+        ]
 
     def finish(self, manifest: Manifest) -> None:
         """After the tensors have arrived: load what the manifest itself carries."""
         for name, data in manifest.objects.items():
-            self._objects[name].load_state_dict(codec.decode(data))
+            self._objects[name].load_state_dict(codec.decode(data, self._aside))
+        self._aside = []
         for optimizer, spec in zip(self._optimizers, manifest.optimizers, strict=True):
             for group, hyper in zip(optimizer.param_groups, codec.decode(spec.groups), strict=True):
                 group.update(hyper)
@@ -137,8 +146,10 @@ class State:
         params: list[tuple[str, torch.Tensor]] = [(f"parameter {name}", param) for name, param in self._parameters]
         return params + [(f"buffer {name}", buffer) for name, buffer in self._model.named_buffers()]
 
-    def _describe_objects(self) -> dict[str, bytes]:
-        return {name: codec.encode(item.state_dict(), f"state[{name!r}]") for name, item in self._objects.items()}
+    def _describe_objects(self, aside: list[torch.Tensor]) -> dict[str, bytes]:
+        return {
+            name: codec.encode(item.state_dict(), f"state[{name!r}]", aside) for name, item in self._objects.items()
+        }
 
     def _describe(self, number: int, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         name = f"optimizer {number}"

@@ -116,3 +116,18 @@ def test_a_state_that_contains_itself() -> None:
 def test_what_is_not_ours_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         codec.decode(data)
+
+
+def test_large_tensors_go_aside() -> None:
+    """An average of the weights is as large as the model: it travels like the model's tensors, not in the manifest."""
+    large, small = torch.randn(300, 300), torch.randn(3)
+    value = {"module.weight": large, "n": torch.tensor(4), "more": [small, (large.t(), 1)]}
+    aside: list[torch.Tensor] = []
+    data = codec.encode(value, "x", aside)
+    assert len(data) < 1000
+    assert [tensor.data_ptr() for tensor in aside] == [large.data_ptr()] * 2, "no copies"
+    found = codec.decode(data, [tensor.clone() for tensor in aside])
+    assert torch.equal(found["module.weight"], large)
+    assert torch.equal(found["more"][1][0], large.t())
+    with pytest.raises(ValueError, match="not an encoded value"):
+        codec.decode(data)
