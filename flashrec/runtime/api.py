@@ -25,8 +25,8 @@ from flashrec.runtime.callbacks import Callback
 from flashrec.runtime.data import Data
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.loading import ByIndex, source_of
+from flashrec.runtime.registered import registered
 from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
-from flashrec.runtime.snapshot import Stateful
 from flashrec.runtime.timeline import logger
 
 
@@ -56,7 +56,8 @@ class Session:
     """The training state of this rank and the loop over its steps.
 
     model: the module that is trained, usually wrapped in DistributedDataParallel. optimizer: one or several.
-    state: whatever else a replacement needs, by name: objects with state_dict() and load_state_dict().
+    state: whatever else a replacement needs, by name: objects with state_dict() and load_state_dict(), and generators
+    of random numbers (torch, numpy, Python), all of them alike on the ranks that are replicas.
     seed: at each step start Python, numpy and torch are seeded from (seed, step, rank); None turns that off, and a
     replacement then gets the random state of its source. replicas: ranks that hold the same state as this one;
     by default those of the DDP group. pipeline: the schedule of torch.distributed.pipelining that runs the model, or a
@@ -69,7 +70,7 @@ class Session:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Stateful] | None = None,
+        state: Mapping[str, Any] | None = None,
         *,
         seed: int | None = 0,
         replicas: Sequence[int] | None = None,
@@ -78,13 +79,11 @@ class Session:
     ) -> None:
         schedules = [] if pipeline is None else list(pipeline) if isinstance(pipeline, list | tuple) else [pipeline]
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        for name, item in (state or {}).items():
-            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise TypeError(f"state[{name!r}] ({type(item).__name__}) has no state_dict() and load_state_dict()")
+        objects = registered(state or {})
         guard: Guard
         if _Process.worker is not None:
             guard = recoverable_guard(
-                _Process.worker, model, optimizers, state or {}, replicas, seed, schedules, optimizer_communicates
+                _Process.worker, model, optimizers, objects, replicas, seed, schedules, optimizer_communicates
             )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flashrec.runtime import seed as seeds
 from flashrec.runtime import shards
 from flashrec.runtime.torch_private import optim
+from flashrec.runtime.torch_private.tensors import version
 
 logger = logging.getLogger("flashrec.runtime")
 MAX_SNAPSHOT_BYTES = 1 << 20
@@ -88,6 +89,10 @@ class Snapshot:
         self._hyper: list[list[dict[str, Any]]] = []
         self._random: dict[str, object] = {}
         self._kept = {name: object_ for name, object_ in objects.items() if self._is_small(name, object_)}
+        self._large = {
+            name: list(tensors_in(object_.state_dict())) for name, object_ in objects.items() if name not in self._kept
+        }
+        self._versions: dict[str, list[int]] = {}  # of the tensors of large objects
 
     @property
     def step(self) -> int:
@@ -102,6 +107,10 @@ class Snapshot:
             if name in self._states:
                 self._changes[name] = self._changes.get(name, True) and not is_equal(state, self._states[name])
         self._states = states
+        versions = self._versions_now()
+        for name, known in self._versions.items():
+            self._changes[name] = self._changes.get(name, True) and versions[name] != known
+        self._versions = versions
         self._hyper = [
             [
                 {key: freeze(value) for key, value in group.items() if key != "params"}
@@ -138,7 +147,7 @@ class Snapshot:
 
     def forget(self) -> None:
         """What was kept belongs to another state (this rank was restored): nothing can be compared with it."""
-        self._step, self._states, self._hyper, self._random = -1, {}, [], {}
+        self._step, self._states, self._hyper, self._random, self._versions = -1, {}, [], {}, {}
         for buffers in (*self._in_ddp, self._others):
             buffers.forget()
 
@@ -152,7 +161,15 @@ class Snapshot:
             for name, state in self._states.items()
             if self._changes.get(name, isinstance(self._objects[name], torch.optim.lr_scheduler.LRScheduler))
             and is_equal(freeze(self._objects[name].state_dict()), state)
-        ]
+        ] + [name for name in self._versions if self._changes.get(name) and name not in self.changed_large()]
+
+    def changed_large(self) -> list[str]:
+        """Objects that are too large to be kept and have changed in place since the start of this step."""
+        now = self._versions_now()
+        return [name for name, versions in self._versions.items() if versions != now[name]]
+
+    def _versions_now(self) -> dict[str, list[int]]:
+        return {name: [version(tensor) for tensor in tensors] for name, tensors in self._large.items()}
 
     def _is_small(self, name: str, object_: Stateful) -> bool:
         size = num_bytes(object_.state_dict())
@@ -195,6 +212,15 @@ def is_equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     same = one == other
     return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors inside a state."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
 
 
 def num_bytes(value: Any) -> int:
