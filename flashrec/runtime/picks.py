@@ -67,7 +67,7 @@ class Picks:
     def _of_epoch(self, epoch: int) -> Iterator[Any]:
         stream = Stream(mix(self._seed, epoch, 0))
         with stream:
-            seed_each(held_by(self._index_sampler), mix(self._seed, epoch, 1))
+            seed_each(held_by(*_chain(self._index_sampler), depth=1), mix(self._seed, epoch, 1))
             set_epoch(self._index_sampler, epoch)
             batches = iter(self._index_sampler)
         while True:
@@ -133,13 +133,9 @@ def length_of(index_sampler: Any) -> int | None:
 
 def set_epoch(thing: Any, epoch: int) -> None:
     """Tell a sampler, those inside of it, or a data set."""
-    seen: set[int] = set()
-    while thing is not None and id(thing) not in seen:
-        seen.add(id(thing))
-        if callable(tell := getattr(thing, "set_epoch", None)):
+    for part in _chain(thing):
+        if callable(tell := getattr(part, "set_epoch", None)):
             tell(epoch)
-        inside = getattr(thing, "batch_sampler", None)
-        thing = getattr(thing, "sampler", None) if inside is None else inside
 
 
 def as_it_is(value: Any) -> Any:
@@ -153,3 +149,13 @@ def _seed_of(seed: int, epoch: int, count: int, indices: Any) -> int:
     except (TypeError, AttributeError, ValueError, OverflowError):
         digest = 0  # indices of an unknown kind: ranks then differ by what they load only
     return mix(mix(seed, epoch, 2), count, digest)
+
+
+def _chain(sampler: Any) -> list[Any]:
+    """A (batch) sampler, the one inside of it, and so on."""
+    found: list[Any] = []
+    while sampler is not None and all(sampler is not known for known in found):
+        found.append(sampler)
+        inside = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inside is None else inside
+    return found

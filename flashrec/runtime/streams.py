@@ -56,8 +56,9 @@ def drawn_from(seed: int, held: Iterable[Any] = (), *, restore: bool = True) -> 
             _set_state(theirs)
 
 
-def held_by(*roots: Any) -> list[Any]:
-    """Generators that these objects, or what they refer to as attributes, items or closures, hold for themselves."""
+def held_by(*roots: Any, depth: int = _MAX_DEPTH) -> list[Any]:
+    """Generators that these objects, or what they refer to as attributes, items or closures, hold for themselves.
+    depth: 1 for their own attributes only."""
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
     if numpy is not None:
@@ -65,7 +66,7 @@ def held_by(*roots: Any) -> list[Any]:
     found: list[Any] = []
     seen: set[int] = set()
     level = list(roots)
-    for _ in range(_MAX_DEPTH):
+    for _ in range(depth + 1):
         following: list[Any] = []
         for value in level:
             if isinstance(value, _PLAIN) or id(value) in seen or len(seen) > _MAX_OBJECTS:

@@ -21,6 +21,7 @@ from torch.utils.data import (
     RandomSampler,
     WeightedRandomSampler,
 )
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from flashrec.runtime import api
 
@@ -80,6 +81,7 @@ def loaders() -> dict[str, Any]:
         "with-replacement": lambda **options: DataLoader(
             Samples(), 4, sampler=RandomSampler(Samples(), replacement=True, num_samples=400), **options
         ),
+        "stateful": lambda **options: StatefulDataLoader(Samples(), 4, shuffle=True, **options),
         "buckets": lambda **options: DataLoader(Samples(), batch_sampler=Buckets(), **options),
         "single": lambda **options: DataLoader(Samples(), batch_size=None, collate_fn=one, **options),
     }
@@ -245,12 +247,12 @@ class Endless(DataLoader):
             yield from super().__iter__()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_has_no_indices_is_read_through(num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
-    wanted = [
-        bits(batch) for batch in map(session().data(DataLoader(Lines(), 4, num_workers=num_workers)).batch, range(9))
-    ]
-    found = session(at=7).data(DataLoader(Lines(), 4, num_workers=num_workers))
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 0), (StatefulDataLoader, 1)]
+)
+def test_what_has_no_indices_is_read_through(kind: type[DataLoader], num_workers: int) -> None:
+    wanted = [bits(batch) for batch in map(session().data(kind(Lines(), 4, num_workers=num_workers)).batch, range(9))]
+    found = session(at=7).data(kind(Lines(), 4, num_workers=num_workers))
     assert [bits(found.batch(step)) for step in (7, 7, 8)] == [wanted[7], wanted[7], wanted[8]]
     assert wanted[0][0] == wanted[6][0], "the second epoch begins with the same samples"
     assert wanted[0][1] != wanted[6][1], "and other numbers"
