@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.layouts.layout import Setup
 from tests.runtime.layouts.model import WIDTH, batch
+from tests.runtime.layouts.sharded import Middle
 
 NUM_RANKS = 2  # of one pipeline
 NUM_MICRO, MICRO = 4, 4  # micro-batches of a step, samples in each
@@ -53,6 +55,36 @@ def pp_dp_interleaved() -> Setup:
 
 def pp() -> Setup:
     return _build("1f1b")
+
+
+def pp_hsdp() -> Setup:
+    """Each stage sharded over two ranks, and that twice."""
+    mesh = init_device_mesh("cpu", (2, 2, NUM_RANKS), mesh_dim_names=("replicate", "shard", "pp"))
+    position = mesh["pp"].get_local_rank()
+    torch.manual_seed(7 + position)
+    chunk = Chunk()
+    fully_shard(chunk, mesh=mesh["replicate", "shard"])
+    example = torch.zeros(MICRO, WIDTH, requires_grad=True)
+    stage = PipelineStage(
+        chunk,
+        position,
+        NUM_RANKS,
+        torch.device("cpu"),
+        input_args=example if position else example.detach(),
+        output_args=example,
+        group=mesh["pp"].get_group(),
+    )
+    schedule = Schedule1F1B(stage, n_microbatches=NUM_MICRO, loss_fn=F.mse_loss)
+    optimizer = torch.optim.AdamW(chunk.parameters(), lr=1e-2)
+
+    def run(step: int) -> torch.Tensor:
+        x, y = batch(step, dist.get_rank() // NUM_RANKS, (NUM_MICRO * MICRO, WIDTH))
+        losses: list[torch.Tensor] = []
+        schedule.step(*([] if position else [x]), **({"target": y, "losses": losses} if stage.is_last else {}))
+        grads = [param.grad.to_local() for param in chunk.parameters()]
+        return torch.stack(losses or [grad.square().sum() for grad in grads if grad.numel()]).mean().detach()
+
+    return Setup(chunk, [optimizer], run, Middle(chunk.norm), session={"pipeline": schedule}, micro=chunk)
 
 
 def _build(way: str, *, chunks_per_rank: int = 1, uses_ddp: bool = False, averages_by_hand: bool = False) -> Setup:
