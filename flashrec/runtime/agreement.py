@@ -96,7 +96,11 @@ def digest(params: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Opti
     sums: dict[torch.device, list[torch.Tensor]] = {}
 
     def add(name: object, tensor: torch.Tensor) -> None:
-        bits = _bits(shards.local(tensor))
+        held = shards.local(tensor)
+        if type(held) is not torch.Tensor or held.layout is not torch.strided:
+            names.append((name, type(held).__name__, tuple(held.shape)))  # quantized or sparse: what it looks like
+            return
+        bits = _bits(held)
         names.append((name, tuple(bits.shape), bits.device.type))
         sums.setdefault(bits.device, []).append(bits.sum(dtype=torch.int64))
 

@@ -255,6 +255,15 @@ def test_a_digest_of_any_dtype(dtype: torch.dtype) -> None:
     assert digest([tensor.T], []) == digest([tensor.clone().T], []) != digest([other.T], [])
 
 
+def test_a_digest_of_what_is_no_plain_tensor() -> None:
+    optimizer = made("adamw")[1]
+    param = optimizer.param_groups[0]["params"][0]
+    optimizer.state[param]["sparse"] = torch.eye(3).to_sparse()
+    found = digest([], [optimizer])
+    optimizer.state[param]["sparse"] = torch.eye(4).to_sparse()
+    assert digest([], [optimizer]) != found
+
+
 # ---- where ZeRO has put what
 
 
