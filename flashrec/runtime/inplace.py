@@ -140,6 +140,7 @@ class InPlaceEngine:
 
     def _check_unblockable(self, groups: list[Group], generation: int, former: set[gloo.Ends]) -> None:
         """Make sure *before* training that we will find something to shut. Raises NotUnblockable."""
+        made = gloo.connections(self._listening()) - former
         tables = {
             name: table for table_generation, name, table in self._board.tables() if table_generation == generation
         }
@@ -147,7 +148,7 @@ class InPlaceEngine:
             if "gloo" not in {name for name, _ in private.backend_types(group.backend).values()}:
                 continue
             listening = gloo.addresses(tables.get(store_name(group, "gloo"), {}).values())
-            num_found = len(gloo.connections(listening) - former)
+            num_found = sum(not listening.isdisjoint(ends) for ends in made)
             if num_found < group.size - 1:
                 raise NotUnblockable(
                     f"group {group.name} has {group.size} ranks, but only {num_found} of its {group.size - 1} "

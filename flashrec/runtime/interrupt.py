@@ -33,6 +33,7 @@ from flashrec.runtime.timeline import logger
 
 DEFAULT_SIGNAL = "SIGRTMAX-4"  # SIGRTMAX-3 is that of `stacks`
 _LOOK_INTERVAL_S = 0.1
+_LOOKS = 3  # asleep in so many, one after the other: waits, and does not compute with short pauses
 _OURS = re.compile(r"flashrec\.runtime\.(?!(data|loading|picks|streams)$)")  # those begin again after any error
 
 
@@ -89,15 +90,15 @@ class Interrupter:
     def _watch(self, generation: int) -> None:
         start = time.monotonic()
         next_signal = start + self._limits.interrupt_after_s
-        was_asleep, call, since = False, "", start
+        num_asleep, call, since = 0, "", start
         while not self._is_over(generation):
             time.sleep(_LOOK_INTERVAL_S)
             now, state = time.monotonic(), self._state()
-            is_asleep = state in ("S", "")  # "": cannot be seen
-            if is_asleep and was_asleep and now >= next_signal and self.may_interrupt() and self._has_handler():
+            num_asleep = num_asleep + 1 if state in ("S", "") else 0  # "": cannot be seen
+            is_due = num_asleep >= _LOOKS and now >= next_signal
+            if is_due and self.may_interrupt() and self._has_handler():
                 next_signal = now + self._limits.interrupt_after_s  # the script may wait again while it unwinds
                 signal.pthread_kill(self._main.ident or 0, self._number or 0)
-            was_asleep = is_asleep
             if (current := self._call()) != call or not current or not self.may_interrupt():
                 call, since = current, now
             elif now - max(since, start) > self._limits.interrupt_timeout_s and not self._is_over(generation):

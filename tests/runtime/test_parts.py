@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -15,13 +18,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.core.types import Plan
-from flashrec.runtime import environment, gloo
+from flashrec.runtime import environment, gloo, stuck
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.board import Board
 from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication, peers_named_by
 from flashrec.runtime.farewell import fingerprint
 from flashrec.runtime.snapshot import Snapshot
-from flashrec.runtime.torch_private import versions
+from flashrec.runtime.torch_private import groups, versions
 from flashrec.wire import messages as m
 
 FULL = {
@@ -133,6 +136,33 @@ def test_only_connections_at_known_addresses_are_shut(host: str) -> None:
     assert other_accepted.recv(1) == b"x"
     for end in (*kept, *pairs[0], *pairs[1]):
         end.close()
+
+
+def test_a_waiting_operation_is_seen_in_gloos_threads() -> None:
+    store, backends = torch.distributed.HashStore(), {}
+
+    def connect(rank: int) -> None:
+        device = groups.gloo_device("127.0.0.1", "")
+        backends[rank] = groups.gloo_backend(store, rank, 2, device, 10, timedelta(seconds=60))
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    def becomes(wanted: bool) -> bool:
+        deadline = time.monotonic() + 10
+        while stuck.is_idle() is not wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return stuck.is_idle() is wanted
+
+    assert becomes(True)
+    first = backends[0].allreduce([torch.ones(1)])
+    assert becomes(False) and stuck.waiting_operations()
+    backends[1].allreduce([torch.ones(1)]).wait()
+    first.wait()
+    assert becomes(True)
 
 
 # ---- torch

@@ -99,6 +99,8 @@ def wait(out: str, kinds: list[str], victim: int, loader_of: int = -1, at: int =
         with step:
             loss = model(torch.full((1, 2), float(step) + rank)).sum()
             if rank == loader_of:
+                if step == at:
+                    print("fault: asks", file=sys.stderr, flush=True)
                 value = float(data.batch(step))
             if step == at and waits:
                 waits = False
@@ -121,7 +123,7 @@ def wait(out: str, kinds: list[str], victim: int, loader_of: int = -1, at: int =
 
 def leave_alone(out: str, place: str) -> None:
     """Rank 0 stands still at PLACE until a fence is there and much longer than `interrupt_after_s`; place one of
-    'optimizer', 'committed', 'between', 'ours'. Nothing may be interrupted there."""
+    'optimizer', 'committed', 'between', 'ours', 'computing'. Nothing may be interrupted there."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | {"interrupt_after_s": 0.2})))
     worker = api._Process.worker
     torch.manual_seed(0)
@@ -129,6 +131,7 @@ def leave_alone(out: str, place: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     session = flashrec.Session(model, optimizer)
     places: list[str] = []
+    matrix = torch.ones(1000, 1000)
 
     def visit(step: int, here: str) -> None:
         if dist.get_rank() == 0 and step == AT and here == place and not places:
@@ -137,9 +140,11 @@ def leave_alone(out: str, place: str) -> None:
             worker.board.wait_fence(1, 30)
             if here == "ours":
                 worker.board.wait_for_ever(1.0)
-            else:
-                deadline = time.monotonic() + 1.0
-                while time.monotonic() < deadline:
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline and here != "ours":
+                if here == "computing":
+                    matrix.mm(matrix)
+                else:
                     time.sleep(0.1)
             places.append("gone on")
 
@@ -150,6 +155,7 @@ def leave_alone(out: str, place: str) -> None:
         with step:
             model(torch.full((1, 2), float(step))).sum().backward()
             visit(step, "ours")
+            visit(step, "computing")
             optimizer.step()
             visit(step, "committed")
             optimizer.zero_grad()

@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import flashrec
-from flashrec.runtime import api
+from flashrec.runtime import api, gloo, stuck
 from flashrec.runtime.limits import Limits
+from flashrec.runtime.store import TableStore
 from tests.runtime import programs
 from tests.runtime.engines import kinds
 
@@ -121,6 +122,26 @@ def use_everything(out: str) -> None:
         "same": torch.equal(agreed, weights),
     }
     Path(out).write_text(json.dumps(result))
+
+
+def stop_when_known(out: str, **config: Any) -> None:
+    """A replacement that stops as soon as it has said where it can be reached."""
+    post = TableStore.set
+
+    def post_and_stop(store: TableStore, key: str, value: Any) -> None:
+        post(store, key, value)
+        if gloo.addresses([value.encode() if isinstance(value, str) else bytes(value)]):
+            print("fault: stops", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    TableStore.set = post_and_stop  # type: ignore[method-assign]
+    programs.train(out, **config)
+
+
+def never_idle(out: str) -> None:
+    """As if gloo had lost an operation."""
+    stuck.is_idle = lambda: False
+    programs.endless(out)
 
 
 def wait_in_each(out: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashrec.core import events
+from flashrec.runtime.torch_private import reconfigure
 from flashrec.wire import messages as m
 from tests.runtime import programs as training
 from tests.runtime.engines import kinds, programs
@@ -82,23 +83,36 @@ def test_every_kind_of_collective_ends_with_a_fence_and_later_ones_raise_at_once
 
 def test_groups_under_construction_are_given_up_for_a_newer_generation(cluster: Any, engine: str) -> None:
     """Twice the replacement stops when its address is known: its peers connect to somebody who never answers."""
-    config = {"faults": [(1, 1, 3, "backward")], "num_groups": 2}
+    config = {"faults": [(1, 1, 3, "backward")], "num_groups": 2, "limits": {"connect_timeout_s": 55.0}}
     cluster.start_all(training.train, **config)
     cluster.await_exit(1)
-    for generation in (2, 4):
+    stopped = []
+    try:
+        for generation in (2, 3):
+            cluster.replace(1, program=programs.stop_when_known, **config)
+            stopped.append(cluster.processes[1])
+            while cluster.log(1).count("fault: stops") < len(stopped):
+                time.sleep(0.01)
+            time.sleep(0.3)
+            assert not cluster.at(events.WorkerFormed, rank=0, generation=generation)
         cluster.replace(1, program=training.train, **config)
-        cluster.await_message(m.KeyPosted, rank=1, generation=generation)
-        os.kill(cluster.processes[1].pid, signal.SIGSTOP)
-        for rank in (0, 2, 3):
-            cluster.await_message(m.KeyPosted, rank=rank, generation=generation)
-        time.sleep(0.2)
-        assert len(cluster.at(events.WorkerFormed, generation=generation)) < WORLD_SIZE
-        cluster.fence()
-        for rank in (0, 2, 3):
-            cluster.await_message(events.WorkerReported, rank=rank, generation=generation + 1, timeout_s=5)
-        cluster.processes[1].kill()
-        cluster.await_exit(1)
-    cluster.replace(1, program=training.train, **config)
-    cluster.await_end()
+        cluster.await_message(events.WorkerFormed, count=WORLD_SIZE, generation=4)
+        began = min(cluster.at(m.KeyPosted, rank=1, generation=4))
+        assert max(cluster.at(events.WorkerFormed, generation=4)) - began < 20  # nobody has waited for the stopped ones
+        cluster.await_end()
+    finally:
+        for process in stopped:
+            process.kill()
     assert_ran_with(cluster, engine)
     assert len({result["digest"] for result in cluster.results().values()}) == 1
+
+
+@pytest.mark.skipif(not reconfigure.is_there(), reason="this torch has no native engine")
+def test_a_backend_in_which_an_operation_is_left_is_not_used_again(make_cluster: Any) -> None:
+    cluster = make_cluster(2, FLASHREC_ENGINE="native")
+    cluster.start_all(programs.never_idle)
+    cluster.await_message(events.WorkerCommitted, count=2, generation=1)
+    cluster.fence()
+    cluster.await_message(events.WorkerCommitted, count=2, generation=2)
+    assert {mark["replaced"] for mark in cluster.marks("formed")} == {"1"}
+    assert "an older operation has not ended, so backends are replaced" in cluster.log(0)
