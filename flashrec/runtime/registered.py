@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from flashrec.runtime import codec
 from flashrec.runtime.snapshot import Snapshot, Stateful
+from flashrec.runtime.timeline import logger
+
+_NUM_COMPARED = 16  # objects that are compared one by one; the others as one
 
 
 class Generator:
@@ -91,3 +97,61 @@ class LargeState:
 
     def complete(self) -> None:
         """Nothing is owed."""
+
+
+class Alike:
+    """Do replicas register the same? Compared once, in the second step, as `agreement` does for the model.
+
+    A replacement gets the registered state of its source. What each rank counts for itself would then be another's,
+    and nobody would notice. Tensors that travel aside (an average of the weights) are not compared.
+    """
+
+    name = "registered"
+
+    def __init__(
+        self, rank: int, replicas: Callable[[], tuple[int, ...]], objects: Mapping[str, Stateful], device: torch.device
+    ) -> None:
+        self._rank, self._replicas, self._objects, self._device = rank, replicas, objects, device
+        self._step = -1  # in which it is compared; the same on every rank
+
+    def before_vote(self, step: int) -> None:
+        if self._step < 0:
+            self._step = step + 1
+        if step == self._step:  # also when it is done again
+            self._compare()
+
+    def settle_for(self, step: int) -> None:
+        """Nothing changes with a step."""
+
+    def describe(self) -> int:
+        return self._step
+
+    def impose(self, described: int) -> None:
+        self._step = described
+
+    def complete(self) -> None:
+        """Nothing is owed."""
+
+    def _compare(self) -> None:
+        told = torch.zeros(dist.get_world_size(), _NUM_COMPARED, dtype=torch.int64, device=self._device)
+        names = sorted(self._objects)
+        for number, name in enumerate(names):
+            told[self._rank, min(number, _NUM_COMPARED - 1)] += _digest(name, self._objects[name])
+        dist.all_reduce(told)
+        found = told.tolist()
+        mine = found[self._rank]
+        for number, name in enumerate(names):
+            column = min(number, _NUM_COMPARED - 1)
+            if others := [rank for rank in self._replicas() if found[rank][column] != mine[column]]:
+                logger.warning(
+                    "state[%r] of rank %d is not that of rank %s: a replacement would get another rank's. Register "
+                    "what is the same on all replicas, and derive from the step what is not",
+                    name,
+                    self._rank,
+                    ", ".join(map(str, others)),
+                )
+
+
+def _digest(name: str, item: Stateful) -> int:
+    data = codec.encode(item.state_dict(), f"state[{name!r}]", [])
+    return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")

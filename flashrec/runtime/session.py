@@ -17,7 +17,7 @@ from flashrec.runtime.parallel.part import Part, Parts
 from flashrec.runtime.parallel.pipeline import Pipelines
 from flashrec.runtime.parallel.replicas import Holder, Replicas, announce, find
 from flashrec.runtime.recovery import Recovery
-from flashrec.runtime.registered import LargeState
+from flashrec.runtime.registered import Alike, LargeState
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
@@ -185,7 +185,8 @@ def recoverable_guard(
         is_trusted=lambda: replicas is not None or not update.votes_after or all(map(zero.is_zero, listed)),
     )
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
-    parts = Parts([*kinds, agreement, update, LargeState(snapshot)])
+    alike = Alike(worker.rank, agreement.ranks, objects, device)
+    parts = Parts([*kinds, agreement, alike, update, LargeState(snapshot)])
     state = State(model, listed, objects, sends_random_state=seed is None)
     recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed)
     vote = Vote(worker.progress, worker.env.world_size, device)

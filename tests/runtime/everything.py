@@ -67,6 +67,7 @@ def train(out: str, steps: int = 8, faults: list[tuple[int, int, int, str]] = ()
         "scaler": scaler,
         "ema": ema,
         "metric": Metric(),
+        "of-rank": Metric(),
         "of-torch": torch.Generator().manual_seed(11),
         "of-numpy": np.random.default_rng(11),
         "of-python": random.Random(11),
@@ -82,6 +83,7 @@ def train(out: str, steps: int = 8, faults: list[tuple[int, int, int, str]] = ()
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             state["metric"].update(mean)
+            state["of-rank"].update(loss.detach())
             drawn = [random.random().hex(), float(np.random.randn()).hex(), float(torch.randn(())).hex()]
             if step == 2:
                 next(net.parameters()).grad.fill_(float("inf"))  # one of the optimizers is skipped
@@ -105,7 +107,7 @@ def train(out: str, steps: int = 8, faults: list[tuple[int, int, int, str]] = ()
             found[int(step)] = [float(loss).hex(), drawn, rates, scaler.get_scale()]
         hit.visit(step, "between")
     whole = {"model": net.state_dict()} | {
-        name: item.state_dict() for name, item in state.items() if hasattr(item, "state_dict")
+        name: item.state_dict() for name, item in state.items() if hasattr(item, "state_dict") and name != "of-rank"
     }
     for number, optimizer in enumerate((momentum, fused, seldom, last)):
         whole[f"optimizer {number}"] = optimizer.state_dict()

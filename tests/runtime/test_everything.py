@@ -34,3 +34,6 @@ def test_everything_that_a_step_changes_comes_back(make_cluster: Callable[..., C
         assert found["digests"] == wanted["digests"]
         assert found["generators"] == wanted["generators"]
     assert [plan.resume_step for plan in cluster.plans] == [3, 6]
+    log = undisturbed.log(0)
+    assert "state['of-rank'] of rank 0 is not that of rank 1" in log
+    assert log.count("is not that of rank") == 1, "all else is alike"
