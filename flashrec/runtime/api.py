@@ -55,15 +55,17 @@ def init(limits: Limits | None = None) -> None:
 class Session:
     """The training state of this rank and the loop over its steps.
 
-    model: the module that is trained, usually wrapped in DistributedDataParallel. optimizer: one or several.
+    model: the module that is trained: plain, in DistributedDataParallel, of DTensors, or with fully_shard applied; the
+    session is created after that. optimizer: one or several.
     state: whatever else a replacement needs, by name: objects with state_dict() and load_state_dict(), and generators
     of random numbers (torch, numpy, Python), all of them alike on the ranks that are replicas.
     seed: at each step start Python, numpy and torch are seeded from (seed, step, rank); None turns that off, and a
-    replacement then gets the random state of its source. replicas: ranks that hold the same state as this one;
-    by default those of the DDP group. pipeline: the schedule of torch.distributed.pipelining that runs the model, or a
-    list of them. optimizer_communicates: True when `optimizer.step()` waits for other ranks (ZeRO, Muon over several
-    ranks): an update that a failure cuts is then undone, which costs a copy of parameters and optimizer state. None:
-    seen in the first steps.
+    replacement then gets the random state of its source. seed_rank: stands for the rank in that; ranks of one tensor
+    parallel group must draw the same and give the same number, that of their group for example. replicas: ranks that
+    hold the same state as this one; by default found from DDP groups and meshes. pipeline: the schedule of
+    torch.distributed.pipelining that runs the model, or a list of them. optimizer_communicates: True when
+    `optimizer.step()` waits for other ranks (ZeRO, Muon over several ranks): an update that a failure cuts is then
+    undone, which costs a copy of parameters and optimizer state. None: seen in the first steps.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Session:
         state: Mapping[str, Any] | None = None,
         *,
         seed: int | None = 0,
+        seed_rank: int | None = None,
         replicas: Sequence[int] | None = None,
         pipeline: Any = None,
         optimizer_communicates: bool | None = None,
@@ -83,12 +86,20 @@ class Session:
         guard: Guard
         if _Process.worker is not None:
             guard = recoverable_guard(
-                _Process.worker, model, optimizers, objects, replicas, seed, schedules, optimizer_communicates
+                _Process.worker,
+                model,
+                optimizers,
+                objects,
+                replicas,
+                seed,
+                seed_rank,
+                schedules,
+                optimizer_communicates,
             )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
         else:
-            guard = PassThrough(seed)
+            guard = PassThrough(seed, seed_rank)
         self._loop = StepLoop(guard)
         self._seed = seed or 0
 

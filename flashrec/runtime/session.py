@@ -22,6 +22,7 @@ from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
 from flashrec.runtime.step import StepGuard
+from flashrec.runtime.torch_private.dtensor import make_random_tracker
 from flashrec.runtime.untouched import Untouched
 from flashrec.runtime.update import Update
 from flashrec.runtime.vote import Vote
@@ -89,8 +90,8 @@ class Step(int):
 class PassThrough:
     """Without `flashrec run`: the same loop and the same seeds, nothing else."""
 
-    def __init__(self, seed: int | None) -> None:
-        self._seed, self.position = seed, 0
+    def __init__(self, seed: int | None, seed_rank: int | None = None) -> None:
+        self._seed, self._seed_rank, self.position = seed, seed_rank, 0
         self.before_pause: Callable[[], None] = lambda: None
 
     def begin(self, start: int, num_steps: int) -> int:
@@ -102,7 +103,8 @@ class PassThrough:
 
     def enter(self, step: int) -> None:
         if self._seed is not None:
-            seed_all(self._seed, step, dist.get_rank() if dist.is_available() and dist.is_initialized() else 0)
+            rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+            seed_all(self._seed, step, rank if self._seed_rank is None else self._seed_rank)
 
     def leave(self, error: BaseException | None) -> bool:
         if error is None:
@@ -158,6 +160,7 @@ def recoverable_guard(
     objects: Mapping[str, Stateful],
     replicas: Sequence[int] | None,
     seed: int | None,
+    seed_rank: int | None,
     schedules: Sequence[Any] = (),
     optimizer_communicates: bool | None = None,
 ) -> StepGuard:
@@ -184,13 +187,14 @@ def recoverable_guard(
         device,
         is_trusted=lambda: replicas is not None or not update.votes_after or all(map(zero.is_zero, listed)),
     )
+    make_random_tracker(model)
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
     alike = Alike(worker.rank, agreement.ranks, objects, device)
     parts = Parts([*kinds, agreement, alike, update, LargeState(snapshot)])
     state = State(model, listed, objects, sends_random_state=seed is None)
     recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed)
     vote = Vote(worker.progress, worker.env.world_size, device)
-    return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed)
+    return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank)
 
 
 def _replicas(

@@ -74,9 +74,11 @@ class StepGuard:
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
         seed: int | None,
+        seed_rank: int | None = None,
     ) -> None:
         self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
+        self._seed_rank = worker.rank if seed_rank is None else seed_rank
         self._stage = Stage.IDLE
         self._step = -1
         self._stepped: set[int] = set()
@@ -158,7 +160,7 @@ class StepGuard:
         self._parts.open(step)
         self._snapshot.take(step)
         if self._seed is not None:
-            seed_all(self._seed, step, self._worker.rank)
+            seed_all(self._seed, step, self._seed_rank)
         self._stage, self._worker.progress.where = Stage.OPEN, "step"
 
     def leave(self, error: BaseException | None) -> bool:
