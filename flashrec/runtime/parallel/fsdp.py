@@ -12,6 +12,7 @@ communication, and the collectives of a step do not depend on earlier ones.
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -20,6 +21,9 @@ import torch
 from flashrec.runtime.errors import LayoutMismatch
 from flashrec.runtime.torch_private import fsdp as private
 from flashrec.runtime.torch_private.fsdp import Flags
+
+_BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+logger = logging.getLogger("flashrec.runtime")
 
 
 class FsdpModules:
@@ -33,6 +37,13 @@ class FsdpModules:
     def __init__(self, model: torch.nn.Module) -> None:
         """Raises UnsupportedTorch."""
         self._states = private.states(model)
+        if names := _own_statistics(model):
+            logger.warning(
+                "running statistics of %s (%d modules) are not the same on all ranks in FSDP: a replacement gets those "
+                "of its source; use SyncBatchNorm if they matter",
+                names[0],
+                len(names),
+            )
         self._settle()  # an evaluation before the first step leaves the root gathered
 
     @property
@@ -78,11 +89,25 @@ class FsdpModules:
             private.set_flags(state, flags)
 
     def _settle(self) -> None:
-        for _, state in self._states:
-            private.settle(state)
+        private.settle([state for _, state in self._states])
+
+
+def _own_statistics(model: torch.nn.Module) -> list[str]:
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BATCH_NORMS) and module.running_mean is not None
+    ]
 
 
 def is_used(model: torch.nn.Module) -> bool:
-    """Does `model` contain a `fully_shard` module? Imports nothing: who uses it has imported it."""
+    """Does `model` contain a `fully_shard` module? Imports nothing: who uses it has imported it.
+
+    Raises NotImplementedError for the first FSDP, which keeps its shards in another way.
+    """
     module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and any(isinstance(each, module.FSDPModule) for each in model.modules())
+    if module is None:
+        return False
+    if any(isinstance(each, module.FullyShardedDataParallel) for each in model.modules()):
+        raise NotImplementedError("FullyShardedDataParallel (FSDP1) cannot be recovered; use fully_shard (FSDP2)")
+    return any(isinstance(each, module.FSDPModule) for each in model.modules())

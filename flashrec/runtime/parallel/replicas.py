@@ -24,6 +24,7 @@ from flashrec.runtime.timeline import Timeline
 logger = logging.getLogger("flashrec.runtime")
 _MAX_REASON_BYTES = 192
 _LOST = "losing one ends the job with exit code 75, and the next job goes on from your checkpoint"
+_HINT = "use HSDP or DDP over several replicas, or Session(replicas=…) if you know better"
 
 
 @dataclass(frozen=True)
@@ -82,20 +83,24 @@ def find(model: torch.nn.Module, rank: int, holders: Iterable[Holder] = ()) -> R
 def announce(found: Replicas, timeline: Timeline, device: torch.device) -> None:
     """One line on rank 0 for the whole job. A collective over all ranks: not for a rank that builds alone."""
     told = _gather(found, device)
+    if dist.get_rank() == 0:
+        num_protected = sum(count > 1 for count, _ in told)
+        timeline.mark("protection", protected=num_protected, ranks=len(told))
+        logger.log(logging.INFO if num_protected == len(told) else logging.WARNING, "%s", line(told))
+
+
+def line(told: Sequence[tuple[int, str]]) -> str:
+    """told: (number of replicas, why) of each rank."""
     alone = [rank for rank, (count, _) in enumerate(told) if count < 2]
     kept = [rank for rank, (count, _) in enumerate(told) if count >= 2]
-    if dist.get_rank() != 0:
-        return
-    timeline.mark("protection", protected=len(kept), ranks=len(told))
     texts = []
     if kept:
         counts = sorted({told[rank][0] for rank in kept})
         copies = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         texts.append(f"protected: {len(kept)} of {len(told)} ranks, {copies} replicas each ({told[kept[0]][1]})")
     if alone:
-        hint = "use HSDP or DDP over several replicas, or Session(replicas=…) if you know better"
-        texts.append(f"not protected: rank {_spans(alone)}, because {told[alone[0]][1]}; {_LOST}; {hint}")
-    (logger.warning if alone else logger.info)("%s", "; ".join(texts))
+        texts.append(f"not protected: rank {_spans(alone)}, because {told[alone[0]][1]}; {_LOST}; {_HINT}")
+    return "; ".join(texts)
 
 
 def _judge(name: str, param: torch.Tensor, ddp: Mapping[int, tuple[int, ...]], rank: int) -> Piece:
@@ -123,12 +128,11 @@ def _ddp_groups(model: torch.nn.Module) -> dict[int, tuple[int, ...]]:
 
 
 def _gather(found: Replicas, device: torch.device) -> list[tuple[int, str]]:
-    """(number of replicas, why) of each rank."""
     text = found.why.encode()[:_MAX_REASON_BYTES].ljust(_MAX_REASON_BYTES)
     mine = torch.tensor([*len(found.ranks).to_bytes(4, "big"), *text], dtype=torch.uint8, device=device)
-    every = torch.empty(dist.get_world_size() * len(mine), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(every, mine)
-    rows = [bytes(row) for row in every.reshape(-1, len(mine)).tolist()]
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    rows = [bytes(row.tolist()) for row in every]
     return [(int.from_bytes(row[:4], "big"), row[4:].decode(errors="ignore").rstrip()) for row in rows]
 
 

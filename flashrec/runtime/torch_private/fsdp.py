@@ -48,17 +48,19 @@ def needed(state: Any) -> Iterator[tuple[str, Any]]:
                 yield name, param
 
 
-def settle(state: Any) -> None:
+def settle(states: list[Any]) -> None:
     """As before a forward: sharded, nothing gathered or half reduced, no gradient of a micro-batch. No communication.
 
     `_reset_iter_state` is torch's own for an exception in a step. It forgets gradients that autograd has already put
     on gathered parameters (they would be added to those of the next step), and waits for gathers that were cut.
     """
-    for group in state._fsdp_param_groups:
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    for group in groups:
         _drop_gather(group)
-    if state._is_root:
-        state._reset_iter_state()
-    for group in state._fsdp_param_groups:
+    for state in states:
+        if state._is_root:
+            state._reset_iter_state()
+    for group in groups:
         group._to_sharded()  # also where no forward has been yet, or only one of an inner module
         for param in group.fsdp_params:
             param.unsharded_accumulated_grad = param.grad_offload_event = None

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from tests.runtime.layouts.layout import Setup, Watched
+from tests.runtime.layouts.layout import Setup
 from tests.runtime.layouts.model import WIDTH, batch
 
 
@@ -49,10 +50,11 @@ class Middle:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self.is_armed = True  # in forward
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> object:
         def after_forward(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-            if output.requires_grad:
+            if output.requires_grad and self.is_armed:
                 output.register_hook(lambda _: hook(None))
 
         return self._module.register_forward_hook(after_forward)
@@ -68,11 +70,7 @@ def hsdp_bf16() -> Setup:
 
 def hsdp_accumulate() -> Setup:
     """Two micro-batches, the first without communication; reduced in another type, so FSDP keeps its own sums."""
-    return _sharded(
-        _hsdp_mesh(),
-        num_micro=2,
-        mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32),
-    )
+    return _sharded(_hsdp_mesh(), num_micro=2, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
 def hsdp_offload() -> Setup:
@@ -113,43 +111,60 @@ def _sharded(mesh: DeviceMesh, num_micro: int = 1, compiles: bool = False, **pol
 
 
 def _tensor_parallel(mesh: DeviceMesh) -> Setup:
+    """Every parameter is a DTensor over all dimensions: what is not split is the same on both ranks of a pair, and so
+    is what they draw."""
     torch.manual_seed(7)
-    model = Blocks()
+    model, pair = Blocks(), mesh["tp"]
+
+    def keep_whole(module: nn.Module) -> None:
+        distribute_module(
+            module,
+            pair,
+            input_fn=lambda _, inputs, mesh: DTensor.from_local(inputs[0], mesh, [Replicate()]),
+            output_fn=lambda _, output, mesh: output.to_local(),
+        )
+
     for block in model.blocks:
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        parallelize_module(block, pair, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        keep_whole(block.norm)
+    keep_whole(model.first)
+    keep_whole(model.last)
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh["replicate", "shard"])
-    return _setup(model, Middle(model.blocks[1]), dist.get_rank() // 2)
+    number = dist.get_rank() // 2
+    return _setup(model, Middle(model.blocks[1]), number, session={"seed_rank": number})
 
 
-def _clip(model: nn.Module) -> None:
-    """Each mesh on its own: torch cannot put norms of several meshes together."""
-    by_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}
-    for param in model.parameters():
-        by_mesh.setdefault(param.device_mesh, []).append(param)
-    for params in by_mesh.values():
-        nn.utils.clip_grad_norm_(params, 1.0)
-
-
-def _setup(model: nn.Module, watched: Watched, shard: int, num_micro: int = 1) -> Setup:
+def _setup(
+    model: nn.Module, watched: Middle, shard: int, num_micro: int = 1, session: dict[str, Any] | None = None
+) -> Setup:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def communicate(is_last: bool) -> None:
+        if num_micro > 1 and isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(is_last)
 
     def run(step: int) -> torch.Tensor:
         total = torch.zeros(())
         for micro in range(num_micro):
-            if isinstance(model, FSDPModule):
-                model.set_requires_gradient_sync(micro == num_micro - 1)
+            watched.is_armed = micro == num_micro - 1
+            if watched.is_armed:
+                communicate(True)
             x, y = batch(step, shard, (8, WIDTH), micro)
             loss = F.mse_loss(model(x).float(), y[:, :5])
             loss.backward()
             total += loss.detach()
+        communicate(False)  # and so it is found by the next step
         return total
+
+    communicate(False)
 
     return Setup(
         model,
         [optimizer],
         run,
         watched=watched,
-        clip=lambda: _clip(model),
+        clip=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         state={"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)},
+        session=session or {},
     )
