@@ -47,11 +47,6 @@ class DdpInstances:
             support.refuse(ddp)
         self._instances = [_Instance(ddp) for ddp in found]
 
-    def replicas(self, world_size: int) -> tuple[int, ...]:
-        """Ranks that hold the same state: those of the DDP group when all instances agree, else all."""
-        found = {instance.ranks for instance in self._instances}
-        return found.pop() if len(found) == 1 else tuple(range(world_size))
-
     def hook_states(self) -> dict[str, Stateful]:
         """State of communication hooks, to be kept and sent like what is registered with the session."""
         return {
@@ -100,7 +95,6 @@ class _Instance:
 
     def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
-        self.ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         self.hook_states = support.hook_states(ddp)
         self._hooks = private.comm_hooks(ddp)
         self._layout = self._before = private.layout(ddp)  # the layout before the last rebuild …
@@ -203,6 +197,6 @@ class _Instance:
     def _gather(self, usage: private.Usage) -> list[private.Usage]:
         """Of every rank of the group. A collective."""
         mine = torch.tensor(usage, dtype=torch.int32, device=self._ddp.device)
-        found = [torch.empty_like(mine) for _ in self.ranks]
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._ddp.process_group))]
         dist.all_gather(found, mine, group=self._ddp.process_group)
         return [[(count, bool(has_gradient)) for count, has_gradient in item.tolist()] for item in found]
