@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from flashrec.runtime.torch_private import optim
+
 _ADVICE = (
     "if the step is done again, that cannot be undone. Is there an optimizer that steps inside of the backward, or one "
     "that the session does not know? Give it to flashrec.Session(…), call its step() after the backward, and change "
@@ -39,8 +41,13 @@ class Untouched:
         self._versions = [param._version for param in self._params]
 
     def before_vote(self, step: int) -> None:
-        """Raises RuntimeError that names a parameter which was changed too early."""
+        """Raises RuntimeError that names a parameter which was changed too early, or is about to be."""
         self._is_open = False
+        if optim.is_in_backward():
+            raise RuntimeError(
+                "optimizer.step() inside of the backward: the ranks cannot vote for a step that has not all gradients "
+                "yet; call it after the backward"
+            )
         if [param._version for param in self._params] == self._versions:
             return
         changed = [

@@ -60,6 +60,17 @@ def test_an_unknown_optimizer_may_not_step_before_the_vote(kind: str) -> None:
     unknown.step()  # whatever comes after the vote is the script's business
 
 
+def test_an_optimizer_of_the_session_may_not_step_inside_of_the_backward() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    untouched = Untouched(model, [optimizer])
+    optimizer.register_step_pre_hook(lambda *_: untouched.before_vote(0))  # as the session does
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    untouched.open(0)
+    with pytest.raises(RuntimeError, match=r"inside of the backward"):
+        model(torch.randn(8, 4)).sum().backward()
+
+
 def early(out: str) -> None:
     """An optimizer that steps as soon as a gradient is there."""
     programs.start()

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_torch_c: Any = torch._C
+
 
 def forget_scaler_stage(scaler: Any) -> None:
     """Let a GradScaler unscale again in this step: its state_dict does not hold which optimizers it has unscaled."""
@@ -21,3 +23,8 @@ def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     """Copy many small tensors with few calls."""
     if into:
         torch._foreach_copy_(into, values)
+
+
+def is_in_backward() -> bool:
+    """True in a hook that autograd calls, on the thread on which backward() was called."""
+    return int(_torch_c._current_graph_task_id()) >= 0

@@ -74,6 +74,7 @@ def _needed() -> Iterator[tuple[str, Any]]:
     yield "_create_internal", fake_class()
     yield "_Options", getattr(dist, "ProcessGroupGloo", None)
     yield "_foreach_copy_", torch
+    yield "_current_graph_task_id", torch._C
 
 
 def _has(owner: Any, name: str) -> bool:
