@@ -103,8 +103,9 @@ class _Instance:
         self._opened, self._syncs_buffers = -1, True  # at the start of that step
         self._is_static = ddp.static_graph
         self._first = private.FirstBackward(ddp) if ddp.static_graph else None
-        self._usages: list[private.Usage] = []  # of all ranks of the group, once the first iteration is over …
-        self._learnt_in = -1  # … which was in this step
+        self._usages: list[private.Usage] = []  # those that occur in the group, once the first iteration is over …
+        self._usage_of: list[int] = []  # … and which one that of each rank is
+        self._learnt_in = -1  # the step with the first iteration
 
     def open(self, step: int) -> None:
         if private.is_joining(self._ddp):
@@ -119,8 +120,8 @@ class _Instance:
         private.rebuild(self._ddp)
         self._note_rebuild(step)
         if self._first is not None and private.has_begun(self._ddp):
-            self._usages, self._learnt_in = self._gather(self._first.usage()), step
-            self._first = None
+            self._usages, self._usage_of = self._gather(self._first.usage())
+            self._first, self._learnt_in = None, step
         if private.shares_buffers(self._ddp):
             private.share_buffers(self._ddp)
 
@@ -129,7 +130,7 @@ class _Instance:
         if self._opened == step:  # a cut inside of no_sync leaves it off
             self._ddp.require_forward_param_sync = self._syncs_buffers
         if self._learnt_in == step:
-            self._usages, self._learnt_in = [], -1
+            self._usages, self._usage_of, self._learnt_in = [], [], -1
         is_back = self._rebuilt_in == step
         if is_back:
             self._take_layout(self._before)
@@ -140,13 +141,15 @@ class _Instance:
         self._is_rebuilt = False
 
     def describe(self) -> list[Any]:
-        return [self._layout, self._ddp.require_forward_param_sync, self._usages]
+        return [self._layout, self._ddp.require_forward_param_sync, self._usages, self._usage_of]
 
-    def impose(self, layout: private.BucketLayout, syncs_buffers: bool, usages: list[private.Usage]) -> None:
+    def impose(
+        self, layout: private.BucketLayout, syncs_buffers: bool, usages: list[private.Usage], usage_of: list[int]
+    ) -> None:
         is_other = layout != self._layout
         self._take_layout(layout)
         self._ddp.require_forward_param_sync = syncs_buffers
-        self._usages, self._learnt_in = usages, -1
+        self._usages, self._usage_of, self._learnt_in = usages, usage_of, -1
         if is_other or self._keeps_more() or self._ddp.static_graph:
             self._recreate()
             if private.layout(self._ddp) != layout:
@@ -192,11 +195,14 @@ class _Instance:
             self._before, self._layout, self._rebuilt_in = self._layout, now, step
 
     def _usage(self) -> private.Usage:
-        return self._usages[dist.get_rank(self._ddp.process_group)]
+        return self._usages[self._usage_of[dist.get_rank(self._ddp.process_group)]]
 
-    def _gather(self, usage: private.Usage) -> list[private.Usage]:
-        """Of every rank of the group. A collective."""
-        mine = torch.tensor(usage, dtype=torch.int32, device=self._ddp.device)
-        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._ddp.process_group))]
-        dist.all_gather(found, mine, group=self._ddp.process_group)
-        return [[(count, bool(has_gradient)) for count, has_gradient in item.tolist()] for item in found]
+    def _gather(self, usage: private.Usage) -> tuple[list[private.Usage], list[int]]:
+        """The usages that occur in the group, and the number of each rank's. A collective."""
+        mine = torch.tensor([2 * count + used for count, used in usage], dtype=torch.int32, device=self._ddp.device)
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._ddp.process_group))]
+        dist.all_gather(every, mine, group=self._ddp.process_group)
+        rows = [tuple(row.tolist()) for row in every]
+        distinct = list(dict.fromkeys(rows))
+        usages = [[(value // 2, bool(value % 2)) for value in row] for row in distinct]
+        return usages, [distinct.index(row) for row in rows]
