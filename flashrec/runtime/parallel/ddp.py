@@ -164,7 +164,7 @@ class _Instance:
         if not self._usages:
             return
         kept = [freeze(state.state_dict()) for state in self.hook_states]
-        private.reduce_nothing(self._ddp, self._usage())
+        private.reduce_nothing(self._ddp, [any(used) for used in zip(*self._used(), strict=True)])
         private.reset(self._ddp)
         for state, before in zip(self.hook_states, kept, strict=True):
             state.load_state_dict(before)
@@ -193,6 +193,10 @@ class _Instance:
         now = private.layout(self._ddp)
         if now != self._layout:
             self._before, self._layout, self._rebuilt_in = self._layout, now, step
+
+    def _used(self) -> list[list[bool]]:
+        """Which parameters have a gradient, for each usage."""
+        return [[has_gradient for _, has_gradient in usage] for usage in self._usages]
 
     def _usage(self) -> private.Usage:
         return self._usages[self._usage_of[dist.get_rank(self._ddp.process_group)]]

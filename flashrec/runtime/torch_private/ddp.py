@@ -145,12 +145,13 @@ def pretend_first_backward(ddp: Any, usage: Usage) -> None:
     ddp._static_graph_delay_allreduce_enqueued = True
 
 
-def reduce_nothing(ddp: Any, usage: Usage) -> None:
-    """The end of a first backward, on all ranks, with gradients of zero: whoever has not yet learns which parameters
-    nobody uses. The others learn it again. Gradients are None afterwards. A collective."""
+def reduce_nothing(ddp: Any, is_used: list[bool]) -> None:
+    """The end of a first backward, on all ranks, with gradients of zero where a parameter is used by any rank: whoever
+    has not yet learns which parameters nobody uses. The others learn it again. Gradients are None afterwards. A
+    collective."""
     parameters = params(ddp)
-    for param, (_, has_gradient) in zip(parameters, usage, strict=True):
-        param.grad = torch.zeros_like(param) if has_gradient else None
+    for param, is_one_used in zip(parameters, is_used, strict=True):
+        param.grad = torch.zeros_like(param) if is_one_used else None
     try:
         ddp.reducer.prepare_for_backward([])
         ddp.reducer._delay_all_reduce()

@@ -34,21 +34,21 @@ def _setup(model: nn.Module, net: Net | Wide, **more: Any) -> Setup:
 class Recomputed(Net):
     """One block is run twice, in two backwards inside of the backward; one layer is never used, one by some ranks."""
 
-    def __init__(self, is_even: bool) -> None:
+    def __init__(self, is_odd: bool) -> None:
         super().__init__()
-        self.is_even = is_even
+        self.is_odd = is_odd
         self.unused, self.sometimes = nn.Linear(WIDTH, WIDTH), nn.Linear(4 * WIDTH, 4 * WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.first(x))
         for block in (self.blocks[0], self.blocks[1], self.blocks[1], self.blocks[2]):
             x = x + checkpoint(block, x, use_reentrant=True)
-        return self.last(x + self.sometimes(x) if self.is_even else x)
+        return self.last(x + self.sometimes(x) if self.is_odd else x)
 
 
 def static() -> Setup:
     torch.manual_seed(7)
-    net = Recomputed(dist.get_rank() % 2 == 0)
+    net = Recomputed(dist.get_rank() % 2 == 1)
     return _setup(DistributedDataParallel(net, bucket_cap_mb=0.04, static_graph=True), net)
 
 

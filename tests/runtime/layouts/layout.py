@@ -73,11 +73,13 @@ class Layout:
         return setup
 
 
+_STATIC = ((0, "before-vote"), (0, "between"), (3, "backward"))  # as it learns, once it has learnt, later
+
 TABLE = {
     layout.name: layout
     for layout in (
         Layout("ddp", 3, "plain_ddp", worlds=(2, 3, 4)),
-        Layout("ddp_static", 2, "ddp_forms", "static", worlds=(2, 3), cells=((0, "before-vote"), (3, "backward"))),
+        Layout("ddp_static", 2, "ddp_forms", "static", worlds=(2, 3), cells=_STATIC),
         Layout("ddp_unused", 2, "ddp_forms", "unused", worlds=(2, 3), cells=((3, "backward"),)),
         Layout("ddp_no_sync", 2, "ddp_forms", "no_sync", worlds=(2, 3), cells=((1, "micro-2"),)),
         Layout("ddp_hooks", 2, "ddp_forms", "hooks", worlds=(2, 3), cells=((3, "backward"),)),
