@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from flashrec.runtime.agreement import digest
+from flashrec.runtime.errors import NotUnblockable
+from flashrec.runtime.inplace import InPlaceEngine
 from flashrec.runtime.parallel.zero import counterparts
 from flashrec.runtime.progress import Progress
 from flashrec.runtime.step import Stage, StepGuard
@@ -205,6 +208,18 @@ def test_only_the_update_of_the_step_that_is_done_again_is_undone() -> None:
     received = content(model, optimizer)
     found.settle_for(4)
     assert content(model, optimizer) == received
+
+
+def test_the_former_groups_are_waited_for_but_not_for_ever() -> None:
+    """What is queued in a gloo backend ends before its destructor returns, which runs in a thread."""
+    engine, may_end = InPlaceEngine.__new__(InPlaceEngine), threading.Event()
+    engine._disposing = [threading.Thread(target=may_end.wait)]
+    engine._disposing[0].start()
+    with pytest.raises(NotUnblockable, match="have not ended"):
+        engine.drain(0.01)
+    may_end.set()
+    engine.drain(60)
+    assert not engine._disposing[0].is_alive()
 
 
 @pytest.mark.parametrize(
