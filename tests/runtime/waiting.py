@@ -45,30 +45,30 @@ class Stalling(Dataset[torch.Tensor]):
         return torch.tensor(float(index))
 
 
-def in_event() -> None:
+def in_event(_: Path) -> None:
     threading.Event().wait()
 
 
-def in_lock() -> None:
+def in_lock(_: Path) -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-def in_queue() -> None:
+def in_queue(_: Path) -> None:
     queue.Queue[int]().get()
 
 
-def in_sleeps() -> None:
+def in_sleeps(_: Path) -> None:
     while True:
         time.sleep(0.01)
 
 
-def in_subprocess() -> None:
+def in_subprocess(_: Path) -> None:
     subprocess.run(["sleep", "3600"], check=True)  # killed by run() itself when it is interrupted
 
 
-def in_stubborn() -> None:
+def in_stubborn(_: Path) -> None:
     """What the script does in its `finally` may wait, too."""
     try:
         threading.Event().wait()
@@ -76,13 +76,9 @@ def in_stubborn() -> None:
         threading.Event().wait()
 
 
-def in_loader() -> None:
-    raise AssertionError("its batch has come although the worker stands still")
-
-
-WAITS: dict[str, Callable[[], None]] = {
+WAITS: dict[str, Callable[[Path], None]] = {
     "event": in_event, "lock": in_lock, "queue": in_queue, "sleeps": in_sleeps, "subprocess": in_subprocess,
-    "stubborn": in_stubborn, "loader": in_loader,
+    "stubborn": in_stubborn,
 }  # fmt: skip
 
 
@@ -102,19 +98,19 @@ def wait(out: str, kinds: list[str], victim: int, loader_of: int = -1, at: int =
     for step in session.steps(STEPS):
         with step:
             loss = model(torch.full((1, 2), float(step) + rank)).sum()
-            is_here = step == at and waits
-            if is_here:
-                waits = False
-                print("fault: waits", file=sys.stderr, flush=True)
-                (folder / f"waits{rank}").write_text("")
             if rank == loader_of:
+                if step == at:
+                    print("fault: asks", file=sys.stderr, flush=True)
                 value = float(data.batch(step))
-            if is_here:
+            if step == at and waits:
+                waits = False
                 if rank == victim:
                     while not all((folder / f"waits{other}").exists() for other in range(len(kinds)) if other != rank):
                         time.sleep(0.01)
                     die()
-                WAITS[kinds[rank]]()
+                print("fault: waits", file=sys.stderr, flush=True)
+                (folder / f"waits{rank}").write_text("")
+                WAITS[kinds[rank]](folder)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
