@@ -22,6 +22,8 @@ from flashrec.runtime import shards
 from flashrec.runtime.errors import LayoutMismatch, UnsupportedTorch
 from flashrec.runtime.parallel import fsdp
 from flashrec.runtime.parallel.fsdp import FsdpModules, is_used
+from flashrec.runtime.seed import seed_all
+from flashrec.runtime.session import PassThrough
 from flashrec.runtime.state import Manifest, State
 from flashrec.runtime.torch_private import fsdp as private
 from flashrec.runtime.torch_private import versions
@@ -250,6 +252,13 @@ def test_the_first_fsdp_is_refused() -> None:
     alone.run(0, 2, wrap_in_fsdp1)
 
 
+def test_without_recovery_the_same_numbers_are_drawn() -> None:
+    PassThrough(7, seed_rank=3).enter(5)
+    drawn = torch.rand(())
+    seed_all(7, 5, 3)
+    assert torch.rand(()) == drawn
+
+
 # ---- with peers
 
 
@@ -305,6 +314,12 @@ def test_one_rank_after_the_other_is_replaced_bit_by_bit(
     assert_same(cluster.results(), undisturbed(layout))
     assert [sorted(plan.sources.items()) for plan in cluster.plans] == [[(rank, (rank + 2) % 4)] for rank, *_ in faults]
     assert [mark["protected"] for mark in cluster.marks("protection")] == ["4"]
+
+
+def test_a_pair_of_tensor_parallel_ranks_draws_the_same(undisturbed: Callable[[str], Results]) -> None:
+    results = undisturbed("tp")
+    drawn = {rank: [numbers for _, numbers in result["losses"].values()] for rank, result in results.items()}
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
 
 
 def test_a_shard_that_exists_once_is_not_guessed(make_cluster: Callable[..., Cluster]) -> None:
