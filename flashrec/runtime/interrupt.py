@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ DEFAULT_SIGNAL = "SIGRTMAX-4"  # SIGRTMAX-3 is that of `stacks`
 _LOOK_INTERVAL_S = 0.1
 _LOOKS = 3  # asleep in so many, one after the other: waits, and does not compute with short pauses
 _OURS = re.compile(r"flashrec\.runtime\.(?!(data|loading|picks|streams)$)")  # those begin again after any error
+_INJECTED = re.compile(r"flashrec\.testing\.")  # a fault that a test injects stands as long as the test says
 
 
 def signal_of(name: str) -> int | None:
@@ -95,11 +97,12 @@ class Interrupter:
             time.sleep(_LOOK_INTERVAL_S)
             now, state = time.monotonic(), self._state()
             num_asleep = num_asleep + 1 if state in ("S", "") else 0  # "": cannot be seen
+            may_interrupt = self.may_interrupt() and not _is_in(_INJECTED, self._frame())
             is_due = num_asleep >= _LOOKS and now >= next_signal
-            if is_due and self.may_interrupt() and self._has_handler():
+            if is_due and may_interrupt and self._has_handler():
                 next_signal = now + self._limits.interrupt_after_s  # the script may wait again while it unwinds
                 signal.pthread_kill(self._main.ident or 0, self._number or 0)
-            if (current := self._call()) != call or not current or not self.may_interrupt():
+            if (current := self._call()) != call or not current or not may_interrupt:
                 call, since = current, now
             elif now - max(since, start) > self._limits.interrupt_timeout_s and not self._is_over(generation):
                 self._give_up(
@@ -117,12 +120,17 @@ class Interrupter:
         return self._number is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._board.announced <= self._progress.generation or not self.may_interrupt() or _is_in_ours(frame):
+        if self._board.announced <= self._progress.generation or not self.may_interrupt():
+            return
+        if _is_in(_OURS, frame) or _is_in(_INJECTED, frame):
             return
         where = (
             f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
         )  # not logged here: the log may wait, too
         raise StepInterrupted(f"generation {self._board.announced} was announced while this rank waited at {where}")
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._main.ident or 0)
 
     def _state(self) -> str:
         """'R', 'S', 'D', … of the main thread; "" where it cannot be seen."""
@@ -141,9 +149,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def _is_in_ours(frame: FrameType | None) -> bool:
+def _is_in(code: re.Pattern[str], frame: FrameType | None) -> bool:
     while frame is not None:
-        if _OURS.match(frame.f_globals.get("__name__", "")):
+        if code.match(frame.f_globals.get("__name__", "")):
             return True
         frame = frame.f_back
     return False
