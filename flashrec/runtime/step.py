@@ -26,6 +26,7 @@ A failure is handled where it shows:
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,8 @@ class StepGuard:
         self._is_training = False
         self._has_warned = False
         self.before_pause: Callable[[], None] = lambda: None  # after it this life may be given up
-        worker.interrupter.may_interrupt = lambda: self._stage is Stage.OPEN and self._plan is None
+        this = weakref.ref(self)  # the worker lives as long as the process, and must not keep a model alive
+        worker.interrupter.may_interrupt = lambda: (guard := this()) is not None and guard._may_be_left
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
             optimizer.register_step_post_hook(self._after_optimizer)
@@ -113,6 +115,11 @@ class StepGuard:
             worker.timeline.mark("resumed", generation=progress.generation)
         self._is_training, progress.where = True, "idle"
         return progress.v
+
+    @property
+    def _may_be_left(self) -> bool:
+        """The block is before its vote: to leave it and do the step again tears nothing."""
+        return self._stage is Stage.OPEN and self._plan is None
 
     @property
     def position(self) -> int:

@@ -7,6 +7,7 @@ the session does not know is looked at, too. What goes round both (`param.data.a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,7 +32,9 @@ class Untouched:
         self._known = set(map(id, optimizers))
         self._is_open = False
         self._ids = {id(param): name for name, param in model.named_parameters()}
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._look_at(optimizer))
+        look = weakref.WeakMethod(self._look_at)  # a hook of the whole process must not keep a model alive
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: (found := look()) and found(optimizer))
+        weakref.finalize(self, hook.remove)
         self._params = list(model.parameters())
         self._names = [name for name, _ in model.named_parameters()]
         self._versions: list[int] = []
