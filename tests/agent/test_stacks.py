@@ -105,7 +105,7 @@ def test_a_process_that_cannot_write_itself_is_not_signalled(
     how, text = take(pid, number, path, 3.0)
     assert how == "/proc" and "state: " in text
     assert ("process state T" if kind == "stopped" else "no handler for signal") in text
-    assert state_of(pid) in ("T", "S"), "the signal would have ended it"
+    assert state_of(pid) not in ("Z", "X", ""), "the signal would have ended it"
 
 
 def test_a_py_spy_that_fails_or_hangs_does_not_hold_us_up(hang: Hang, tmp_path: Path, monkeypatch) -> None:
