@@ -32,7 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     support.PRELOAD.append("benchmarks.overhead.script")
     wanted = [tuple(each.split(":")) for each in args.only.split(",") if each] or CONFIGURATIONS
-    results = Results({"cores": os.cpu_count(), "processor": platform.processor(), "torch": torch.__version__}, [])
+    results = Results({"cores": os.cpu_count(), "processor": platform.processor(), "torch": str(torch.__version__)}, [])
     for layout, ranks in wanted:
         for pad_ms in PADS_MS:
             results.rows.append(measure(layout, int(ranks), pad_ms, args.blocks, args.steps))
