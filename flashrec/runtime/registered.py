@@ -75,7 +75,7 @@ class LargeState:
         self._snapshot = snapshot
 
     def open(self, step: int) -> None:
-        """The snapshot of the step has been taken."""
+        """The snapshot, taken next, notes the versions."""
 
     def before_vote(self, step: int) -> None:
         """Raises RuntimeError that names what was changed too early."""

@@ -15,18 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.runtime.layouts.layout import Setup
-from tests.runtime.layouts.model import WIDTH, Net, batch
+from tests.runtime.layouts.model import WIDTH, Net, batch, regression
 
 
 def _setup(model: nn.Module, net: Net | Wide, **more: Any) -> Setup:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    rank = dist.get_rank()
 
-    def run(step: int) -> torch.Tensor:
-        x, y = batch(step, rank, (8, WIDTH))
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        return loss.detach()
+    run = regression(model)
 
     return Setup(model, [optimizer], **({"run": run, "watched": net.blocks[1][0].weight} | more))
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.layouts.layout import Setup
-from tests.runtime.layouts.model import WIDTH, Net, batch
+from tests.runtime.layouts.model import Net, regression
 
 
 class ShardedMuon(torch.optim.Optimizer):
@@ -87,13 +86,8 @@ def _build(group: dist.ProcessGroup, *, shards_state: bool, session: dict[str, o
     model = DistributedDataParallel(net, bucket_cap_mb=0.04)
     muon = ShardedMuon([param for param in model.parameters() if param.ndim == 2], group, shards_state=shards_state)
     adam = torch.optim.AdamW([param for param in model.parameters() if param.ndim < 2], lr=1e-2)
-    rank = dist.get_rank()
 
-    def run(step: int) -> torch.Tensor:
-        x, y = batch(step, rank, (8, WIDTH))
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        return loss.detach()
+    run = regression(model)
 
     return Setup(
         model,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.layouts.layout import Setup
-from tests.runtime.layouts.model import WIDTH, Net, batch
+from tests.runtime.layouts.model import Net, regression
 
 
 def build() -> Setup:
@@ -17,13 +15,8 @@ def build() -> Setup:
     net = Net()
     model = DistributedDataParallel(net, bucket_cap_mb=0.04)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    rank = dist.get_rank()
 
-    def run(step: int) -> torch.Tensor:
-        x, y = batch(step, rank, (8, WIDTH))
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        return loss.detach()
+    run = regression(model)
 
     return Setup(
         model,

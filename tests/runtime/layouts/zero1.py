@@ -6,11 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.layouts.layout import Setup
-from tests.runtime.layouts.model import WIDTH, Net, batch
+from tests.runtime.layouts.model import Net, regression
 
 
 def over_all() -> Setup:
@@ -36,7 +35,6 @@ def _build(group: dist.ProcessGroup | None, *, has_views: bool) -> Setup:
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.AdamW, group, parameters_as_bucket_view=has_views, lr=1e-2
     )
-    rank = dist.get_rank()
     visitors: list = []
     broadcast = optimizer._broadcast_params_from_rank
 
@@ -49,11 +47,7 @@ def _build(group: dist.ProcessGroup | None, *, has_views: bool) -> Setup:
 
     optimizer._broadcast_params_from_rank = broadcast_and_visit
 
-    def run(step: int) -> torch.Tensor:
-        x, y = batch(step, rank, (8, WIDTH))
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        return loss.detach()
+    run = regression(model)
 
     return Setup(
         model,
