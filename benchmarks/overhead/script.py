@@ -22,6 +22,8 @@ from tests.runtime.layouts.layout import TABLE
 
 _POLL_S = 0.001
 _TIMEOUT_S = 300.0
+# To the end of the process: torch may hang when a DDP is let go while a gloo thread waits for the interpreter's lock.
+_kept: list[object] = []
 
 
 def main(
@@ -41,6 +43,7 @@ def main(
         flashrec.init()
         dist.init_process_group("gloo")
     setup = TABLE[layout].build()
+    _kept.append(setup)
     clock = _Clock(Path(turns), "plain" if plain else "guarded", steps)
 
     def work(step: int) -> None:

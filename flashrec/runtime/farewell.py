@@ -16,6 +16,7 @@ from types import TracebackType
 
 from flashrec.core import events
 from flashrec.core.types import Raised
+from flashrec.runtime import stuck
 from flashrec.runtime.errors import is_communication
 from flashrec.runtime.inplace import DISPOSE_THREAD
 from flashrec.runtime.timeline import logger
@@ -26,6 +27,7 @@ _MAX_TRACEBACK_CHARS = 20_000
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)*(e[+-]?\d+)?")
 _DOOM_TIMEOUT_S = 120.0
 _DISPOSE_TIMEOUT_S = 5.0
+_IDLE_TIMEOUT_S = 1.0
 
 
 def fingerprint(error: BaseException) -> str:
@@ -62,9 +64,11 @@ def _say_farewell(worker: Worker) -> None:
     """And end gloo's threads while the interpreter is whole: one that lets go of its last tensor during finalization
     ends the process with SIGABRT (pytorch issue 38228). Model and session refer to each other, so they hold the groups
     until they are collected, although the script has destroyed them; and a recovery just before the end may still be
-    disposing of the groups of the generation before."""
+    disposing of the groups of the generation before. A reducer of DDP that is collected while a thread of gloo waits
+    for the interpreter's lock would wait for that thread for ever."""
     if not worker.control.is_forked():
         worker.control.say_farewell()
+        stuck.await_idle(_IDLE_TIMEOUT_S)
         gc.collect()
         for thread in threading.enumerate():
             if thread.name == DISPOSE_THREAD:

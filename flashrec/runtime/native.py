@@ -16,7 +16,6 @@ A backend is *not* reconfigured but replaced, as in `inplace`,
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +31,6 @@ from flashrec.runtime.torch_private import reconfigure as native
 from flashrec.runtime.torch_private import versions
 
 _SETTLE_TIMEOUT_S = 0.2  # operations that were cut have ended within milliseconds
-_LOOK_INTERVAL_S = 0.002
 _HANDLE = "handle/{}"
 
 
@@ -95,7 +93,7 @@ class NativeEngine(InPlaceEngine):
         self._has_told: set[str] = set()
 
     def form(self, groups: list[Group], generation: int, timeout_s: float) -> None:
-        if any(group.name in self._stores for group in groups) and not _settle():
+        if any(group.name in self._stores for group in groups) and not stuck.await_idle(_SETTLE_TIMEOUT_S):
             logger.info("generation %d: an older operation has not ended, so backends are replaced", generation)
             self._unfit = generation
         super().form(groups, generation, timeout_s)
@@ -141,13 +139,3 @@ def choose(wanted: str) -> type[InPlaceEngine]:
         )
     versions.require(native.needed())
     return NativeEngine
-
-
-def _settle() -> bool:
-    """Wait until no operation is in gloo's threads any more. False: one stays, or that cannot be seen."""
-    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-    while not stuck.is_idle():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_INTERVAL_S)
-    return True

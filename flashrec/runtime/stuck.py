@@ -21,6 +21,7 @@ from flashrec.runtime.progress import Progress
 _GLOO_THREAD = "pt_gloo_runloop"
 _FUTEX_CALLS = ("202", "98")  # x86_64, aarch64
 _LOOK_INTERVAL_S = 0.2
+_IDLE_INTERVAL_S = 0.001
 
 Operation = tuple[str, str]  # thread id, futex address
 
@@ -66,6 +67,16 @@ def is_idle() -> bool:
             return False
         if len(fields) <= 4 or fields[0] not in _FUTEX_CALLS or int(fields[4], 16) != 0:
             return False
+    return True
+
+
+def await_idle(timeout_s: float) -> bool:
+    """Return when no operation is in gloo's threads any more. False: one stays, or that cannot be seen."""
+    deadline = time.monotonic() + timeout_s
+    while not is_idle():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_IDLE_INTERVAL_S)
     return True
 
 

@@ -13,6 +13,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +45,15 @@ def _start_fork_server() -> None:
     os.environ.pop("PYTHONPATH")
     if kept is not None:
         os.environ["PYTHONPATH"] = kept
+
+
+def _stacks(pid: int) -> str:
+    command = [str(Path(sys.executable).parent / "py-spy"), "dump", "--native", "--pid", str(pid)]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as err:
+        return f"(no stacks: {err})"
+    return said.stdout or said.stderr
 
 
 class Cluster:
@@ -150,7 +161,10 @@ class Cluster:
     def await_exit(self, rank: int, timeout_s: float = TIMEOUT_S) -> int:
         self.processes[rank].join(timeout_s)
         code = self.processes[rank].exitcode
-        assert code is not None, f"rank {rank} is still running after {timeout_s} s\n{self.logs()}"
+        if code is None:
+            raise AssertionError(
+                f"rank {rank} is still running after {timeout_s} s\n{_stacks(self.processes[rank].pid)}\n{self.logs()}"
+            )
         return code
 
     def await_end(self) -> None:
