@@ -11,6 +11,10 @@ is reduced; or, if the optimizer communicates, right after it. So:
 A survivor that can do neither (torn state, or behind by more than the vote allows) becomes a target like a joiner. A
 source is valid and at T. If a shard has no such holder left, `Impossible` names the ranks: never a guess.
 
+With mirrors there is more to restore from: the copy of its state at the start of a step that a rank keeps, and the one
+that a rank on another node holds of it. Nobody votes in step T-1 before its state of T-1 is mirrored, so if a shard
+has no holder at T, the whole job can go back to T-1 (`goes_back`): one more step is done again.
+
 In a planned swap the former lives of the ranks that move stand by: what they report counts as evidence, and a rank
 whose shard nobody else holds gets it from its own former life.
 """
@@ -21,6 +25,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from flashrec.core.mirrors import assign_holders
 from flashrec.core.replicas import assign_sources
 from flashrec.core.types import Plan, Report
 
@@ -52,13 +57,53 @@ def decide(
             forward.append(rank)
         else:
             behind.append(rank)
-    targets = sorted([rank for rank, report in reports.items() if not report.valid] + behind)
-    sources, orphans = assign_sources(targets, ready, forward, reports)
+    lost = sorted([rank for rank, report in reports.items() if not report.valid] + behind)
+    back = [rank for rank in lost if resume_step in reports[rank].keeps]
+    targets = [rank for rank in lost if rank not in back]
+    sources, orphans = assign_sources(targets, [*ready, *back], forward, reports)
     moved = {rank: rank for rank in orphans if rank in standing_by and standing_by[rank].v == resume_step}
     sources, orphans = sources | moved, tuple(rank for rank in orphans if rank not in moved)
+    mirrored, orphans = assign_holders(orphans, resume_step, [*ready, *back, *forward], reports)
     if orphans:
-        return Impossible(orphans, f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}")
-    return Plan(generation, resume_step, tuple(forward), sources, _explain(resume_step, ready, forward, valid))
+        return _one_step_back(generation, resume_step - 1, reports, orphans) or Impossible(
+            orphans, _why_not(orphans, resume_step, reports)
+        )
+    reason = _explain(resume_step, ready, forward, valid)
+    return Plan(
+        generation,
+        resume_step,
+        tuple(forward),
+        sources | mirrored,
+        reason,
+        mirrored=tuple(mirrored),
+        goes_back=tuple(back),
+    )
+
+
+def _one_step_back(generation: int, step: int, reports: Mapping[int, Report], orphans: tuple[int, ...]) -> Plan | None:
+    """Everybody at the start of `step` again; orphans: why. None: not everything of it is there."""
+    if not any(step in report.keeps for report in reports.values()):
+        return None
+    here = [rank for rank, report in sorted(reports.items()) if report.valid and report.v == step]
+    back = [rank for rank, report in sorted(reports.items()) if step in report.keeps and rank not in here]
+    targets = sorted(reports.keys() - {*here, *back})
+    sources, missing = assign_sources(targets, here, back, reports)
+    mirrored, missing = assign_holders(missing, step, [*here, *back], reports)
+    if missing:
+        return None
+    reason = (
+        f"step {step} was done, but the state of rank {_ranks(orphans)} after it is not mirrored: "
+        f"rank {_ranks(back)} go back, do step {step} again"
+    )
+    return Plan(generation, step, (), sources | mirrored, reason, mirrored=tuple(mirrored), goes_back=tuple(back))
+
+
+def _why_not(orphans: tuple[int, ...], resume_step: int, reports: Mapping[int, Report]) -> str:
+    text = f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}"
+    if not any(report.keeps or report.holds for report in reports.values()):
+        return text
+    held = {rank: sorted({v for r in reports.values() for v in r.holds.get(rank, ())}) for rank in orphans}
+    return f"{text}, and no mirror of that step; mirrors that are left (rank: steps): {held}"
 
 
 def _explain(resume_step: int, ready: list[int], forward: list[int], valid: Mapping[int, Report]) -> str:

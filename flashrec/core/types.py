@@ -21,12 +21,13 @@ class Phase(StrEnum):
     STOPPED = "STOPPED"
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one worker says about itself after a fence.
 
     v: optimizer steps applied to a valid state. voted: last step whose vote it entered, passed: last step whose vote
     it saw complete (-1: none). valid: its state is whole, so it may be a source; a joiner and a rank whose optimizer
-    step was cut say False. replicas: ranks that hold the same shard, itself included.
+    step was cut say False. replicas: ranks that hold the same shard, itself included. Only with mirrors: keeps, the
+    steps of which its own memory has a complete copy of its state; holds, the same of the ranks whose holder it is.
     """
 
     v: int
@@ -35,6 +36,8 @@ class Report(msgspec.Struct, frozen=True):
     valid: bool
     replicas: tuple[int, ...]
 
+    keeps: tuple[int, ...] = ()
+    holds: dict[int, tuple[int, ...]] = {}
 
 class Raised(msgspec.Struct, frozen=True):
     """An exception that ended a training script. Two equal fingerprints at the same step are a bug, not a fault."""
@@ -47,7 +50,10 @@ class Raised(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The commit decision of one generation. sources: target rank -> source rank. successors: in a planned swap, rank
     -> the incarnation that takes it over; the former life stands by until the resume, and is the source of its own
-    successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step."""
+    successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step.
+    savers: nobody goes on; these ranks bring themselves to the resume step and write a checkpoint of it together.
+    mirrored: the targets whose source sends the mirror that it holds of them. goes_back: ranks that take their state
+    from the copy that they keep themselves."""
 
     generation: int
     resume_step: int
@@ -57,6 +63,9 @@ class Plan(msgspec.Struct, frozen=True):
     successors: dict[int, int] = {}
     at_boundary: bool = False
 
+    savers: tuple[int, ...] = ()
+    mirrored: tuple[int, ...] = ()
+    goes_back: tuple[int, ...] = ()
 
 class Assignment(msgspec.Struct, frozen=True):
     """One worker to run: which rank, which life of it, for which generation."""
