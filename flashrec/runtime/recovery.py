@@ -184,13 +184,11 @@ class Recovery:
         store = self._restore_store(plan, target)
         address = msgspec.msgpack.decode(store.get("address"), type=transfer.Address)
         self._check_current(plan)
-        moved = transfer.send_state(
+        moved = transfer.send(
             address,
             worker.sockets,
             worker.secret,
-            self._state,
-            worker.progress.v,
-            self._parts.describe(),
+            transfer.Holding.of(self._state, worker.progress.v, self._parts.describe()),
             worker.limits.transfer_timeout_s,
             Moving("sending", worker.timeline),
         )

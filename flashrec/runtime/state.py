@@ -8,6 +8,7 @@ Of a DTensor the local part travels. Its specification says which part of what i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,10 @@ class TensorSpec(msgspec.Struct, frozen=True):
         sharding = shards.sharding_of(tensor)
         return cls(name, tuple(part.shape), codec.dtype_name(part.dtype), part.device.type, sharding)
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * codec.dtype_of(self.dtype).itemsize
+
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + (f" {self.sharding}" if self.sharding else "")
 
@@ -61,6 +66,15 @@ class Manifest(msgspec.Struct, frozen=True):
     aside: tuple[TensorSpec, ...]  # large tensors of the objects, which travel like those of the model
     random: bytes | None  # the source's generators, only with Session(seed=None)
     parts: dict[str, bytes]  # of each `Part`
+
+    def specs(self) -> list[TensorSpec]:
+        """Every tensor whose bytes go with this manifest, in the order of `State.tensors()`."""
+        found = list(self.model)
+        for optimizer in self.optimizers:
+            for number, keys in optimizer.order:
+                tensors = optimizer.tensors.get(number, {})
+                found += [tensors[key] for key in keys if key in tensors]
+        return [*found, *self.aside]
 
 
 class State:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from flashrec.runtime import transfer
+from flashrec.runtime import codec, transfer
 from flashrec.runtime.errors import LayoutMismatch, RecoveryFailed
 from flashrec.runtime.state import State
+from flashrec.runtime.transfer import Holding
 from flashrec.transport.handshake import HandshakeRefused
 
 SECRET = secrets.token_bytes(32)
@@ -38,7 +39,26 @@ def make(width: int = 8, steps: int = 0, optimizer: Any = torch.optim.AdamW, fil
     return model, opt, scheduler, State(model, [opt], {"scheduler": scheduler}, sends_random_state=False)
 
 
-def move(source: State, target: State, v: int = 7) -> dict[str, Any]:
+def hold(held: State | Holding, v: int = 7) -> Holding:
+    return held if isinstance(held, Holding) else Holding.of(held, v, {"ddp": b"x"})
+
+
+def kept(state: State, v: int = 7) -> Holding:
+    """A copy of the state in host memory, one tensor after the other."""
+    live = hold(state, v)
+    parts = [codec.tensor_bytes(tensor.contiguous()) for tensor in live.tensors]
+    memory = torch.zeros(sum(-len(part) % 8 + len(part) for part in parts), dtype=torch.uint8)
+    slices, at = [], 0
+    for part, spec in zip(parts, live.manifest.specs(), strict=True):
+        assert len(part) == spec.num_bytes
+        slices.append(memory[at : at + len(part)])
+        if len(part):
+            slices[-1].copy_(torch.frombuffer(part, dtype=torch.uint8))
+        at += -len(part) % 8 + len(part)
+    return Holding(live.manifest, slices)
+
+
+def move(source: State | Holding, target: State, v: int = 7) -> dict[str, Any]:
     """Both ends; what each returned or raised."""
     found: dict[str, Any] = {}
 
@@ -53,10 +73,7 @@ def move(source: State, target: State, v: int = 7) -> dict[str, Any]:
         address = transfer.Address("127.0.0.1", listener.getsockname()[1])
         ends = [
             ("target", lambda: transfer.receive_state(listener, transfer.Sockets(), SECRET, target, 10.0)),
-            (
-                "source",
-                lambda: transfer.send_state(address, transfer.Sockets(), SECRET, source, v, {"ddp": b"x"}, 10.0),
-            ),
+            ("source", lambda: transfer.send(address, transfer.Sockets(), SECRET, hold(source, v), 10.0)),
         ]
         threads = [threading.Thread(target=run, args=end) for end in ends]
         for thread in threads:
@@ -66,14 +83,20 @@ def move(source: State, target: State, v: int = 7) -> dict[str, Any]:
     return found
 
 
-def test_everything_arrives_in_the_memory_that_is_there() -> None:
+@pytest.mark.parametrize("how", ["live", "kept", "own memory"])
+def test_everything_arrives_in_the_memory_that_is_there(how: str) -> None:
     model, opt, scheduler, source = make(steps=5)
     other, other_opt, other_scheduler, target = make(fill=-1.0)
     places = {name: tensor.data_ptr() for name, tensor in other.state_dict(keep_vars=True).items()}
-    found = move(source, target)
-    assert found["target"].num_bytes == found["source"].num_bytes > 0
-    assert found["target"].digest == found["source"].digest
-    assert found["target"].manifest.v == 7 and found["target"].manifest.parts == {"ddp": b"x"}
+    if how == "own memory":
+        moved = transfer.load(kept(source), target)
+    else:
+        found = move(source if how == "live" else kept(source), target)
+        moved = found["target"]
+        assert moved.num_bytes == found["source"].num_bytes > 0
+        assert moved.digest == found["source"].digest
+    assert moved.manifest.v == 7 and moved.manifest.parts == {"ddp": b"x"}
+    assert moved.num_bytes == sum(spec.num_bytes for spec in moved.manifest.specs())
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
     assert places == {name: tensor.data_ptr() for name, tensor in other.state_dict(keep_vars=True).items()}
@@ -108,14 +131,14 @@ def test_another_number_of_optimizers_is_refused() -> None:
 
 
 def test_bytes_that_change_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    receive = transfer._receive_all
+    receive = transfer.target.receive_all
 
     def flip(connection: socket.socket, views: list[memoryview]) -> None:
         receive(connection, views)
         if len(views) > 5:  # the tensors
             views[0][3] ^= 1
 
-    monkeypatch.setattr(transfer, "_receive_all", flip)
+    monkeypatch.setattr(transfer.target, "receive_all", flip)
     found = move(make(steps=1)[3], make()[3])
     assert isinstance(found["target"], RecoveryFailed) and "other bytes than it left" in str(found["target"])
 
@@ -130,9 +153,9 @@ def test_a_stranger_is_refused_and_the_source_is_still_awaited(caplog: pytest.Lo
         )
         thread.start()
         with pytest.raises(HandshakeRefused):
-            transfer.send_state(address, transfer.Sockets(), secrets.token_bytes(32), source, 7, {}, 10.0)
+            transfer.send(address, transfer.Sockets(), secrets.token_bytes(32), hold(source), 10.0)
         sent: list[int] = []
-        transfer.send_state(address, transfer.Sockets(), SECRET, source, 7, {}, 10.0, sent.append)
+        transfer.send(address, transfer.Sockets(), SECRET, hold(source), 10.0, sent.append)
         thread.join(10)
     assert found[0].manifest.v == 7 and sent[-1] == found[0].num_bytes
     assert "restore: refused a connection from 127.0.0.1" in caplog.text

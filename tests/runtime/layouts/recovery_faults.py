@@ -12,16 +12,16 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from flashrec.runtime import transfer
 from flashrec.runtime.groups import Groups
+from flashrec.runtime.transfer import source, target
 
 PLACES = ("forming", "formed", "sending", "receiving")
 
 
 def install(visit: Callable[[int, str], None]) -> None:
     """Let `visit(-1, place)` be called at each of the places of this process."""
-    form, send_tensors, receive_tensors = Groups.form, transfer._send_tensors, transfer._receive_tensors
-    send_all, receive_all = transfer._send_all, transfer._receive_all
+    form, send_tensors, receive_tensors = Groups.form, source._send_tensors, target._receive_tensors
+    send_all, receive_all = source.send_all, target.receive_all
     inside = [""]
 
     def form_and_visit(self: Groups, *args: Any, **kwargs: Any) -> Any:
@@ -52,10 +52,10 @@ def install(visit: Callable[[int, str], None]) -> None:
         return move_in_two
 
     Groups.form = form_and_visit  # type: ignore[method-assign]
-    transfer._send_tensors = note("sending", send_tensors)
-    transfer._receive_tensors = note("receiving", receive_tensors)
-    transfer._send_all = halves("sending", send_all)
-    transfer._receive_all = halves("receiving", receive_all)
+    source._send_tensors = note("sending", send_tensors)
+    target._receive_tensors = note("receiving", receive_tensors)
+    source.send_all = halves("sending", send_all)
+    target.receive_all = halves("receiving", receive_all)
 
 
 def _halved(views: list[memoryview]) -> tuple[list[memoryview], list[memoryview]]:
