@@ -75,6 +75,14 @@ class Tell(Effect, frozen=True):
     text: str
 
 
+class TakeRung(Effect, frozen=True):
+    """Not an action: which rung of the ladder (`core.ladder`) a recovery takes for these ranks (none: all), and why."""
+
+    rung: str
+    ranks: tuple[int, ...]
+    reason: str
+
+
 class PublishPlan(Effect, frozen=True):
     plan: Plan
 
@@ -97,6 +105,6 @@ class StopJob(Effect, frozen=True):
 
 
 AnyEffect = Union[
-    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, RequestNode, ReleaseNode, RetireNode, Tell, PublishPlan,
-    AnnounceResume, AnnounceComplete, StopJob,
+    ChangePhase, AnnounceFence, KillWorkers, LaunchWorkers, RequestNode, ReleaseNode, RetireNode, Tell, TakeRung,
+    PublishPlan, AnnounceResume, AnnounceComplete, StopJob,
 ]  # fmt: skip

@@ -131,6 +131,28 @@ class WorkerCommitted(Event, frozen=True):
     v: int
 
 
+class CheckpointKept(Event, frozen=True):
+    """This worker has hooks for checkpoints, and a complete one of `step` is in place (-1: none). how: 'found' (at the
+    start of its life), 'saved', 'dying'. took_s: to write it, or to load it."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    step: int
+    how: str
+    took_s: float = 0.0
+
+
+class CheckpointFailed(Event, frozen=True):
+    """This worker was to write a dying checkpoint and could not."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    step: int
+    reason: str
+
+
 class WorkerFinished(Event, frozen=True):
     """The worker has left its step loop after the final vote: every rank has done all steps."""
 
@@ -187,6 +209,6 @@ class TimePassed(Event, frozen=True):
 
 AnyEvent = Union[
     JobStarted, AgentJoined, NodeCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined, WorkerExited,
-    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished, TrainingStalled,
-    LaunchFailed, NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
+    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, CheckpointKept, CheckpointFailed,
+    WorkerFinished, TrainingStalled, LaunchFailed, NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
 ]  # fmt: skip

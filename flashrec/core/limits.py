@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     swap_retry_s: Seconds = 60.0  # a leaving node for which the pool had no other: ask again
     max_in_place: Count = 3  # process failures on one node before it counts as unhealthy
     max_without_progress: Positive = 5  # failures in a row without one new optimizer step
+    max_loads: Count = 3  # times in a row that all ranks go back to the same checkpoint
+    save_timeout_s: Seconds = 600.0  # survivors have written a checkpoint before the job ends
 
 
 class HangLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,6 +45,8 @@ class Machine(Phases):
 
     def _is_stale(self, event: AnyEvent) -> bool:
         """True for speech of an older generation, of a former life of a worker or node, or of an unknown rank."""
+        if isinstance(event, events.CheckpointKept):
+            return False  # it was permitted, and is there, whoever says so
         rank = getattr(event, "rank", None)
         if rank is not None:
             life = self.members.life(rank, event.incarnation)  # type: ignore[union-attr]
@@ -99,6 +101,14 @@ class Machine(Phases):
                 self._worker_restored(event, now)
             case events.WorkerCommitted():
                 self._without_progress = 0
+                self._kept.reached = max(self._kept.reached, event.v)
+            case events.CheckpointKept():
+                self._kept.hear(event.step)
+                if self.phase is Phase.SAVING and event.how == "dying" and event.generation == self.generation:
+                    self._end_saving(f"a checkpoint of step {event.step} is complete, no step is lost", now)
+            case events.CheckpointFailed():
+                if self.phase is Phase.SAVING:
+                    self._end_saving(f"the last checkpoint failed on rank {event.rank}: {event.reason}", now)
             case events.WorkerFinished():
                 self._worker_finished(event)
             case events.TrainingStalled():
@@ -231,6 +241,7 @@ class Machine(Phases):
     def _worker_reported(self, event: events.WorkerReported, now: float) -> None:
         slot = self._life(event)
         slot.state, slot.report = "up", event.report
+        self._kept.reached = max(self._kept.reached, event.report.v)
         if self._swap.pausing and self.phase is Phase.RUNNING and self.members.acts(slot):
             self._move(Phase.FENCING, self._swap.why)
             self._deadline = now + self.limits.launch_timeout_s  # they pause at the end of a block, however long

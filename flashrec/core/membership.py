@@ -183,6 +183,10 @@ class Members:
                 continue
             taken = {slot.local_rank for slot in self.on_node(node.name)}
             free = tuple(i for i in range(self.ranks_per_node) if i not in taken)
-            trusted = node.process_failures <= max_in_place and node.launch_failures == 0 and not node.leaving
-            rooms.append(NodeRoom(node.name, node.preference, free, trusted))
+            rooms.append(NodeRoom(node.name, node.preference, free, self.is_trusted(node, max_in_place)))
         return rooms
+
+    @staticmethod
+    def is_trusted(node: Node, max_in_place: int) -> bool:
+        """Nothing speaks against new workers there."""
+        return node.process_failures <= max_in_place and node.launch_failures == 0 and not node.leaving

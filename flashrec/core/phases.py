@@ -8,70 +8,27 @@
     FORMING    every rank has formed its groups                 plan
     RESTORING  every rank holds the state of the resume step    -
     RUNNING    something is lost, or all pause for a swap       resume
+    SAVING     survivors have written a checkpoint              plan (PLACING has found no node for lost ranks)
 
 A failure in any phase raises the generation and goes back to FENCING. Before the first resume nothing is worth
-keeping, so then everybody is started anew. A planned swap (`core.swap`) goes through the same phases once all ranks
-have paused at a step boundary; until then it is RUNNING that goes on. The table `TRANSITIONS` is checked at every move
-and drawn in docs/concepts/recovery.md.
+keeping, so then everybody is started anew; so it is when too little of the state is left, but a checkpoint is
+(`core.ladder`). A planned swap (`core.swap`) goes through the same phases once all ranks
+have paused at a step boundary; until then it is RUNNING that goes on.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from flashrec.core import commit, effects, endings
-from flashrec.core.effects import AnyEffect
-from flashrec.core.endings import EXIT_BUG, EXIT_REQUEUE
-from flashrec.core.last_words import LastWords
-from flashrec.core.limits import Limits, PoolLimits
-from flashrec.core.membership import Members, Slot
-from flashrec.core.pool import PoolTier
-from flashrec.core.room import RoomSearch
-from flashrec.core.swap import PlannedSwap
-from flashrec.core.types import Phase, Plan
-
-_ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.RUNNING: _ALWAYS,
-    Phase.FENCING: _ALWAYS,
-    Phase.PLACING: _ALWAYS | {Phase.FORMING},
-    Phase.FORMING: _ALWAYS | {Phase.RESTORING},
-    Phase.RESTORING: _ALWAYS | {Phase.RUNNING},
-    Phase.STOPPED: frozenset(),
-}
+from flashrec.core import commit, effects, endings, ladder
+from flashrec.core.endings import EXIT_REQUEUE
+from flashrec.core.job_state import JobState
+from flashrec.core.membership import Slot
+from flashrec.core.types import Phase, Report
 
 
-class Phases:
-    """State of one job. `core.machine` adds what each event means for it."""
-
-    def __init__(self, limits: Limits | None = None, pool: PoolLimits | None = None) -> None:
-        self.limits = limits or Limits()
-        self._room = RoomSearch(PoolTier(pool or PoolLimits()))
-        self.phase = Phase.PLACING
-        self.generation = 1
-        self.members = Members((), 0, 0)
-        self.plan: Plan | None = None
-        self.exit_code: int | None = None
-        self.stop_reason = ""
-        self._swap = PlannedSwap()
-        self._resumed = 0  # the generation that trains
-        self._trained = False  # some generation has resumed since the last start from scratch
-        self._deadline: float | None = None
-        self._without_progress = 0
-        self._is_supervised = False  # some worker has called flashrec.init()
-        self._last_words = LastWords()
-        self._out: list[AnyEffect] = []
-
-    @property
-    def pool(self) -> PoolTier:
-        """What was asked of the pool, and what it said."""
-        return self._room.pool
-
-    @property
-    def training(self) -> int:
-        """The generation whose ranks may act. While all are to pause at a step boundary it is still the former one."""
-        acts = self.phase is Phase.RUNNING or (self._swap.pausing and self.phase is Phase.FENCING)
-        return self._resumed if acts else self.generation
+class Phases(JobState):
+    """How one job moves. `core.machine` adds what each event means for it."""
 
     # ---- failure ----------------------------------------------------------------------------------------------
 
@@ -97,12 +54,12 @@ class Phases:
             self._stop(*endings.left_early(early[0], f"before this failure: {reason}"))
             return
         if self._trained and not any(slot.is_survivor for slot in self.members.slots):
-            self._stop(*endings.nothing_left(reason, self._last_words))
+            self._go_back(reason, endings.nothing_left(reason, self._last_words), now, counts)
             return
         if self._trained:
             self._fence(reason, now, counts)
         else:
-            self._start_anew(reason, now)
+            self._start_anew(reason, f"{reason}; nothing trained yet, all ranks start anew", now)
 
     def _can_spare(self, lost: Slot) -> bool:
         """Training goes on without it: a successor that does not act yet, a predecessor that is no source."""
@@ -129,26 +86,6 @@ class Phases:
                 self._last_words.forget(slot.rank)
                 self.members.hand_over(slot)
 
-    def _drop(self, lives: list[Slot], reason: str) -> None:
-        """Lives that are not needed: kill them and forget the successors among them."""
-        self._kill(lives, reason)
-        for life in lives:
-            life.state = "unplaced"
-            slot = self.members.slots[life.rank]
-            if slot.successor is life:
-                slot.successor = None
-
-    def _is_stuck(self, reason: str) -> bool:
-        """Failures in a row without one new optimizer step: the next one, or a requeue, would only repeat them."""
-        self._without_progress += 1
-        if self._without_progress <= self.limits.max_without_progress:
-            return False
-        self._stop(
-            f"{self._without_progress} failures in a row without one new step; the last one: {reason}",
-            EXIT_BUG,
-        )
-        return True
-
     def _fence(self, reason: str, now: float, counts: bool = True) -> None:
         """counts: a failure of its own; not so when more survivors of the same moment are found dead."""
         if counts and self._is_stuck(reason):
@@ -163,29 +100,35 @@ class Phases:
         self._launch_unplaced(reason, now)
         self._advance(now)
 
-    def _begin_generation(self) -> None:
-        self.generation += 1
-        self.plan = None
-        self._room.forget()
-        for life in self.members.lives():
-            life.forget_generation()
-
-    def _start_anew(self, reason: str, now: float) -> None:
-        """Nothing has been trained yet: kill everybody and start all ranks again, in a new generation."""
-        if self._is_stuck(reason):
+    def _start_anew(self, reason: str, because: str, now: float, counts: bool = True) -> None:
+        """Nothing that could be kept: kill everybody and start all ranks again, in a new generation."""
+        if counts and self._is_stuck(reason):
             return
         self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
         self._begin_generation()
         for slot in self.members.slots:
             slot.state = "unplaced"
-        self._move(Phase.PLACING, f"{reason}; nothing trained yet, all ranks start anew")
+        self._move(Phase.PLACING, because)
         self._out.append(effects.AnnounceFence(self.generation, reason))
         self._launch_unplaced(reason, now)
+
+    def _go_back(self, reason: str, ending: endings.Ending, now: float, counts: bool) -> None:
+        """Too little of the state is left to go on with: all ranks start again from the newest checkpoint, or it is the
+        end. If exceptions of the script did it, it is."""
+        refusal = self._kept.refusal(self.limits)
+        if refusal or ending[1] != EXIT_REQUEUE:
+            self._stop(f"{ending[0]}; {refusal}" if ending[1] == EXIT_REQUEUE else ending[0], ending[1])
+            return
+        rung = ladder.checkpoint(self._kept, reason, self.limits)
+        self._out.append(rung)
+        self._drop(self.members.successors(), "all ranks start again")
+        self._trained = False
+        self._start_anew(reason, rung.reason, now, counts)
 
     def _launch_unplaced(self, reason: str, now: float) -> None:
         """Ask for a next life of every rank without a worker, or wait for room."""
         waiting = self.members.unplaced()
-        if not waiting or self.members.is_complete:
+        if not waiting or self.members.is_complete or self.phase is Phase.SAVING:
             return
         placed, asked = self._room.find(self.members, self.limits, reason, now)
         self._out += asked
@@ -194,6 +137,10 @@ class Phases:
             return
         for slot in waiting:
             self._last_words.forget(slot.rank)
+        if self._trained:
+            pool = self.pool
+            self._out += ladder.of_launch(self.members, placed, self.limits, pool.limits, pool.num_granted)
+        self._has_launched, self._homeless = True, None
         placement = {node: self.members.assign(node, ranks, self.generation, self._trained)
                      for node, ranks in placed.items()}  # fmt: skip
         self._out.append(effects.LaunchWorkers(placement, reason))
@@ -239,6 +186,8 @@ class Phases:
         if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
             self._move(Phase.PLACING, "all ranks have paused" if self._swap.pausing else "all survivors are fenced")
             self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
+            if self._homeless is not None:
+                self._save_last(self._homeless, now)
         waits = self._swap.pausing and not all(s.report for s in self.members.successors())
         if self.phase is Phase.PLACING and self._trained and not waits and all(s.report and s.is_live for s in slots):
             self._decide(now)
@@ -256,21 +205,63 @@ class Phases:
         reports = {slot.rank: slot.report for slot in self.members.slots if slot.report is not None}
         verdict = commit.decide(self.generation, reports, former)
         if isinstance(verdict, commit.Impossible):
+            reason = f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}"
+            ending = (reason, EXIT_REQUEUE)
             if len(verdict.ranks) == self.members.world_size:
-                self._stop(*endings.nothing_left("the last state was lost", self._last_words))
-                return
-            self._stop(f"cannot restore rank {', '.join(map(str, verdict.ranks))}: {verdict.reason}", EXIT_REQUEUE)
+                reason = "the last state was lost"
+                ending = endings.nothing_left(reason, self._last_words)
+            self._go_back(reason, ending, now, counts=False)
             return
         taken_over = {slot.rank: self.members.slots[slot.rank].incarnation for slot in moving}
         self.plan = verdict = msgspec.structs.replace(verdict, successors=taken_over, at_boundary=self._swap.pausing)
+        if moving:
+            self._out += ladder.of_swap(self.members, [slot.rank for slot in moving], self._swap.why)
+        elif not self._has_launched:
+            self._out.append(ladder.in_process(verdict.reason, self._without_progress, self.limits))
         self._move(Phase.FORMING, verdict.reason)
         self._deadline = now + self.limits.form_timeout_s
         self._out.append(effects.PublishPlan(verdict))
+
+    def _save_last(self, ending: endings.Ending, now: float) -> None:
+        """Ranks have no node. If what is left holds every shard it is saved first, then the job ends. (A mirror is no
+        state that a script could save.)"""
+        self._homeless = ending
+        survivors = [slot for slot in self.members.slots if slot.is_survivor]
+        if not self._trained or not survivors or not self._kept.can_save:
+            self._stop(*ending)
+            return
+        if self.phase is Phase.FENCING:
+            self._deadline = now + self.limits.fence_timeout_s
+            return  # once all have reported
+        lost = Report(v=-1, voted=-1, passed=-1, valid=False, replicas=())
+        reports = {slot.rank: slot.report or lost for slot in self.members.slots}
+        reports = {rank: msgspec.structs.replace(report, keeps=(), holds={}) for rank, report in reports.items()}
+        verdict = commit.decide(self.generation, reports)
+        if isinstance(verdict, commit.Impossible):
+            self._stop(f"{ending[0]}; no last checkpoint: {verdict.reason}", ending[1])
+            return
+        savers = tuple(slot.rank for slot in survivors if slot.rank not in verdict.sources)
+        rung = ladder.dying(savers, verdict.resume_step, ending[0], self.limits)
+        torn = {slot.rank: verdict.sources[slot.rank] for slot in survivors if slot.rank in verdict.sources}
+        self.plan = msgspec.structs.replace(verdict, sources=torn, reason=rung.reason, savers=savers)
+        self._out.append(rung)
+        self._move(Phase.SAVING, rung.reason)
+        self._deadline = now + self.limits.save_timeout_s
+        self._out.append(effects.PublishPlan(self.plan))
+
+    def _end_saving(self, said: str, now: float) -> None:
+        """The last checkpoint is complete, or will not be. A node may have come meanwhile: then the job goes on."""
+        if self._room.fits(self.members, self.limits):
+            self._fence(f"a node for the lost ranks has come ({said})", now, counts=False)
+            return
+        assert self._homeless is not None
+        self._stop(f"{self._homeless[0]}; {said}", self._homeless[1])
 
     def _resume(self) -> None:
         at = {slot.restored_v for slot in self.members.slots}
         self._move(Phase.RUNNING, f"all ranks are ready at step {', '.join(map(str, sorted(at, key=str)))}")
         self._deadline, self._trained, self._last_words.attempt = None, True, self.generation
+        self._has_launched = False
         self._resumed, self._swap.pausing = self.generation, False
         self._kill([s.predecessor for s in self.members.slots if s.predecessor], "its successor has taken over")
         for slot in self.members.slots:
@@ -297,11 +288,13 @@ class Phases:
 
     def _timed_out(self, now: float) -> None:
         slots, limits = self.members.slots, self.limits
-        if self.members.unplaced() and self.phase in (Phase.PLACING, Phase.FENCING):
+        if self.members.unplaced() and self.phase in (Phase.PLACING, Phase.FENCING) and self._homeless is None:
             self._out += self.pool.give_up(self.members, limits.start_timeout_s, now)
             self._launch_unplaced("out of time: whatever node there is", now)
             if self.members.unplaced() and (self._deadline is None or self._deadline <= now):
-                self._stop(*endings.no_room(self.members, limits.start_timeout_s, self.pool.said))
+                self._save_last(endings.no_room(self.members, limits.start_timeout_s, self.pool.said), now)
+        elif self.phase is Phase.SAVING:
+            self._end_saving(f"no last checkpoint within {limits.save_timeout_s:g} s", now)
         elif self.phase is Phase.FENCING:
             mute = [s for s in slots if s.is_survivor and s.report is None]
             self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)
@@ -322,23 +315,3 @@ class Phases:
             self._fence(f"not restored within {limits.restore_timeout_s:g} s", now)
         else:
             self._deadline = None
-
-    def _move(self, after: Phase, reason: str) -> None:
-        if after not in TRANSITIONS[self.phase]:
-            raise AssertionError(f"no transition {self.phase} -> {after} ({reason})")
-        self._out.append(effects.ChangePhase(self.phase, after, self.generation, reason))
-        self.phase = after
-
-    def _kill(self, slots: list[Slot], reason: str) -> None:
-        by_node: dict[str, list[tuple[int, int]]] = {}
-        for slot in slots:
-            if slot.is_live:
-                by_node.setdefault(slot.node, []).append((slot.rank, slot.incarnation))
-        for node, workers in by_node.items():
-            self._out.append(effects.KillWorkers(node, tuple(workers), reason))
-
-    def _stop(self, reason: str, exit_code: int) -> None:
-        self.exit_code, self.stop_reason = exit_code, reason
-        self._move(Phase.STOPPED, reason.splitlines()[0])
-        self._deadline = None
-        self._out.append(effects.StopJob(reason, exit_code))

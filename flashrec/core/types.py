@@ -18,6 +18,7 @@ class Phase(StrEnum):
     PLACING = "PLACING"
     FORMING = "FORMING"
     RESTORING = "RESTORING"
+    SAVING = "SAVING"  # of what is left, before the end
     STOPPED = "STOPPED"
 
 
@@ -35,9 +36,9 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     passed: int
     valid: bool
     replicas: tuple[int, ...]
-
     keeps: tuple[int, ...] = ()
     holds: dict[int, tuple[int, ...]] = {}
+
 
 class Raised(msgspec.Struct, frozen=True):
     """An exception that ended a training script. Two equal fingerprints at the same step are a bug, not a fault."""
@@ -62,10 +63,10 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str
     successors: dict[int, int] = {}
     at_boundary: bool = False
-
     savers: tuple[int, ...] = ()
     mirrored: tuple[int, ...] = ()
     goes_back: tuple[int, ...] = ()
+
 
 class Assignment(msgspec.Struct, frozen=True):
     """One worker to run: which rank, which life of it, for which generation."""

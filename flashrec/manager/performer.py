@@ -72,6 +72,8 @@ class Performer:
                 self._departures.retire(effect)
             case fx.Tell():
                 job.say(effect.text)
+            case fx.TakeRung():
+                job.say(f"{effect.rung}: {effect.reason}")
             case fx.PublishPlan():
                 job.rendezvous.begin(effect.plan.generation)
                 job.control.broadcast(m.PlanPublished(effect.plan))

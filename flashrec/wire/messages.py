@@ -15,6 +15,8 @@ from typing import Union
 import msgspec
 
 from flashrec.core.events import (
+    CheckpointFailed,
+    CheckpointKept,
     Event,
     WorkerCommitted,
     WorkerExited,
@@ -399,6 +401,7 @@ class Stop(Message, frozen=True):
 ToAgentFromWorker = Union[
     TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
     WorkerFinished, WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
+    CheckpointKept, CheckpointFailed,
 ]  # fmt: skip
 ToWorker = Union[
     TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
@@ -407,6 +410,7 @@ ToWorker = Union[
 ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
+    CheckpointKept, CheckpointFailed,
     NodeHealth,
     FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken,
 ]  # fmt: skip

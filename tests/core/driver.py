@@ -52,6 +52,12 @@ def show(effect: fx.AnyEffect) -> str:
             return f"retire {node} ({reason})"
         case fx.Tell(text):
             return f"tell: {text}"
+        case fx.TakeRung(rung, _, reason):
+            return f"rung {rung}: {reason}"
+        case fx.PublishPlan(plan) if plan.savers:
+            forward = " ".join(map(str, plan.roll_forward)) or "-"
+            savers = " ".join(map(str, plan.savers))
+            return f"plan g{plan.generation}: {savers} save step {plan.resume_step}, forward {forward}"
         case fx.PublishPlan(plan):
             sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
             forward = " ".join(map(str, plan.roll_forward)) or "-"
@@ -150,6 +156,15 @@ class Driver:
     def _committed(self, plain, named):
         g, v = self._gen(named), int(named["v"])
         return [e.WorkerCommitted(*self._life(r, named), g, v) for r in self._ranks(plain)]
+
+    def _kept(self, plain, named):
+        g, step = self._gen(named), int(named.get("step", -1))
+        return [e.CheckpointKept(*self._life(r, named), g, step, named["how"]) for r in self._ranks(plain)]
+
+    def _not_kept(self, plain, named):
+        reason = " ".join(word for word in plain if not word.isdigit())
+        ranks = self._ranks(plain)
+        return [e.CheckpointFailed(*self._life(r, named), self._gen(named), int(named["step"]), reason) for r in ranks]
 
     def _finished(self, plain, named):
         return [e.WorkerFinished(*self._life(r, named), int(named["v"])) for r in self._ranks(plain)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from flashrec.config.schema import Config
-from flashrec.core import detection, phases
+from flashrec.core import detection, job_state, phases
 from flashrec.core.types import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ RECOVERY = (ROOT / "docs/concepts/recovery.md").read_text()
 
 def test_the_diagram_is_the_table_of_the_code() -> None:
     drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+)", RECOVERY, re.MULTILINE))
-    coded = {(str(a), str(b)) for a, after in phases.TRANSITIONS.items() for b in after}
+    coded = {(str(a), str(b)) for a, after in job_state.TRANSITIONS.items() for b in after}
     assert drawn == coded
 
 
