@@ -65,7 +65,9 @@ class Session:
     hold the same state as this one; by default found from DDP groups and meshes. pipeline: the schedule of
     torch.distributed.pipelining that runs the model, or a list of them. optimizer_communicates: True when
     `optimizer.step()` waits for other ranks (ZeRO, Muon over several ranks): an update that a failure cuts is then
-    undone, which costs a copy of parameters and optimizer state. None: seen in the first steps.
+    undone, which costs a copy of parameters and optimizer state. None: seen in the first steps. mirrors: True to keep
+    the state of each rank that has no replica on another node in the host memory of a rank there, step by step; 'all':
+    of every rank; 'process': on any other rank, for a job on one node. See docs/concepts/mirrors.md.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Session:
     ) -> None:
         schedules = [] if pipeline is None else list(pipeline) if isinstance(pipeline, list | tuple) else [pipeline]
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        mirrors: bool | str = False,
         objects = registered(state or {})
         guard: Guard
         if _Process.worker is not None:
@@ -98,10 +101,11 @@ class Session:
             )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
+                mirrors,
         else:
             guard = PassThrough(seed, seed_rank)
         self._loop = StepLoop(guard)
-        self._seed = seed or 0
+        self._seed, self._mirrors = seed or 0, mirrors
 
     def steps(self, num_steps: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps `start` … `num_steps` - 1; a step that a failure has hit is yielded again."""
@@ -118,7 +122,8 @@ class Session:
         source = source_of(loader, self._seed if seed is None else seed, lambda: self._loop.num_batches(micro_batches))
         if isinstance(source, ByIndex) and not (_Process.worker and _Process.worker.env.joins):
             source.check_order()
-        return Data(source, micro_batches, lambda: self._loop.position, self.quiet)
+        undone = 1 if self._mirrors else 0  # a step that counts may be done again
+        return Data(source, micro_batches, lambda: self._loop.position - undone, self.quiet)
 
     def on_commit(self, callback: Callback) -> Callback:
         """Call `callback(step)` once for each step that counts, after its block and before the next one; on every rank.

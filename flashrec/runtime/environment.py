@@ -29,6 +29,8 @@ class Environment:
     joins: bool  # True: the groups exist elsewhere; build the model alone, then be restored
     gloo_interface: str  # GLOO_SOCKET_IFNAME, "" when the agent's address is to be used
     engine: str = ""  # FLASHREC_ENGINE: 'native' or 'inplace'; "": what fits torch
+    node: str = ""  # FLASHREC_NODE, or Slurm's SLURMD_NODENAME; "": not known
+    switch: str = ""  # of that node: SLURM_TOPOLOGY_ADDR without its last part; "": not known
     interrupt_signal: int | None = None  # FLASHREC_INTERRUPT_SIGNAL; None: none is sent
 
 
@@ -62,6 +64,8 @@ def read(environ: Mapping[str, str]) -> Environment | None:
         joins=environ.get("FLASHREC_JOINS", "") == "1",
         gloo_interface=environ.get("GLOO_SOCKET_IFNAME", ""),
         engine=environ.get("FLASHREC_ENGINE", ""),
+        node=environ.get("FLASHREC_NODE", "") or environ.get("SLURMD_NODENAME", ""),
+        switch=environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0],
         interrupt_signal=_signal(environ.get("FLASHREC_INTERRUPT_SIGNAL", DEFAULT_SIGNAL)),
     )
     if found.engine not in ENGINES:

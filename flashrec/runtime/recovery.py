@@ -22,6 +22,7 @@ from flashrec.core.types import Plan
 from flashrec.runtime import transfer
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
 from flashrec.runtime.parallel.part import Parts
+from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.state import State
 from flashrec.runtime.timeline import Moving, Watch, logger
@@ -40,7 +41,8 @@ class Recovery:
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
-        self._worker, self._replicas = worker, replicas
+        mirrors: Mirrors | None = None,
+        self._worker, self._replicas, self._mirrors = worker, replicas, mirrors
         self._parts, self._state, self._snapshot, self._optimizers = parts, state, snapshot, optimizers
 
     def await_plan(self) -> Plan:
@@ -52,6 +54,8 @@ class Recovery:
             report = progress.report(self._replicas())
             worker.control.send(
                 events.WorkerReported(
+            if self._mirrors is not None:
+                report = self._mirrors.freeze(report)
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report
                 )
             )
@@ -121,7 +125,11 @@ class Recovery:
             events.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
         )
         moved: transfer.Moved | None = None
-        if worker.rank in plan.sources:
+        if self._mirrors is not None:
+            self._mirrors.forget_after(plan.resume_step)
+        if worker.rank in plan.goes_back:
+            moved = self._go_back(plan)
+        elif worker.rank in plan.sources:
             moved = self._receive(plan)
         elif progress.v == plan.resume_step and progress.valid:
             self._parts.settle_for(progress.v)
@@ -156,6 +164,32 @@ class Recovery:
         worker, progress, watch = self._worker, self._worker.progress, Watch()
         progress.valid = False
         store = self._restore_store(plan, worker.rank)
+    def _save_last(self, plan: Plan) -> NoReturn:
+        """Lost ranks have no node: write what is left, together with the other savers, and wait for our end. Raises
+        Superseded when a node has come after all, or another survivor was lost."""
+        worker, progress = self._worker, self._worker.progress
+        if worker.rank in plan.savers:
+            self._parts.settle_for(progress.v)
+            if self._snapshot.step == progress.v:
+                self._snapshot.restore()
+            progress.generation = plan.generation
+            try:
+                assert self.checkpoints is not None
+                with worker.groups.among(plan.savers, plan.generation) as group:
+                    self.checkpoints.keep(plan.resume_step, "dying", group)
+            except BaseException as err:  # torch.distributed.checkpoint raises one that is no Exception
+                if isinstance(err, Superseded | KeyboardInterrupt | SystemExit):
+                    raise
+                self._check_current(plan)
+                logger.exception("rank %d could not write the last checkpoint", worker.rank)
+                worker.control.send(
+                    events.CheckpointFailed(
+                        worker.rank, worker.env.incarnation, plan.generation, plan.resume_step, repr(err)[:500]
+                    )
+                )
+        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
+        raise RecoveryFailed(f"resumed in generation {plan.generation}, which was to end. This is a bug of flashrec")
+
         with worker.sockets.watch(transfer.listen(worker.control.welcome.address)) as listener:
             self._check_current(plan)
             address = transfer.Address(worker.control.welcome.address, listener.getsockname()[1])
@@ -175,9 +209,24 @@ class Recovery:
         self._parts.impose(moved.manifest.parts)
         progress.v = plan.resume_step
         progress.voted = progress.passed = plan.resume_step - 1
-        progress.valid = True
+        self._take_over(plan, moved)
         self._mark_moved("received", plan, moved, watch)
         return moved
+
+    def _go_back(self, plan: Plan) -> transfer.Moved:
+        """Take the state from the copy that this rank keeps itself."""
+        assert self._mirrors is not None
+        watch = Watch()
+        self._worker.progress.valid = False
+        moved = self._mirrors.go_back(plan.resume_step)
+        self._take_over(plan, moved)
+        self._mark_moved("went_back", plan, moved, watch)
+        return moved
+
+    def _take_over(self, plan: Plan, moved: transfer.Moved) -> None:
+        """The tensors are those of the resume step: so is the rest, from here on."""
+        progress = self._worker.progress
+        progress.valid = True
 
     def _serve(self, plan: Plan, target: int) -> None:
         worker, watch = self._worker, Watch()
@@ -197,6 +246,13 @@ class Recovery:
     def _restore_store(self, plan: Plan, target: int):  # type: ignore[no-untyped-def]
         members = (plan.sources[target], target)
         return self._worker.store(f"restore/{target}", members, plan.generation, self._worker.limits.form_timeout_s)
+
+    def _holding(self, plan: Plan, target: int) -> transfer.Holding:
+        """What `target` is to get: its mirror, or our own state."""
+        if target in plan.mirrored:
+            assert self._mirrors is not None
+            return self._mirrors.held(target, plan.resume_step)
+        return transfer.Holding.of(self._state, self._worker.progress.v, self._parts.describe())
 
     def _check_current(self, plan: Plan) -> None:
         if self._worker.board.announced > plan.generation:

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from flashrec.runtime.agreement import Agreement
 from flashrec.runtime.callbacks import Callbacks
+from flashrec.runtime.checkpoint import Checkpoints
+from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
 from flashrec.runtime.parallel.part import Part, Parts
@@ -178,7 +180,7 @@ def recoverable_guard(
     if any(map(zero.is_zero, listed)):
         kinds.append(zero.ZeroOptimizers(listed, worker.rank, worker.env.world_size))
     update = Update(listed, optimizer_communicates, worker.groups.num_issued, worker.groups.drain)
-    found = _replicas(worker, model, kinds, replicas, device)
+    found = _replicas(worker, model, kinds, replicas, device, is_mirrored=bool(mirrors))
     agreement = Agreement(
         worker.rank,
         found,
@@ -188,22 +190,33 @@ def recoverable_guard(
         is_trusted=lambda: replicas is not None or not update.votes_after or all(map(zero.is_zero, listed)),
     )
     make_random_tracker(model)
+    mirrors: bool | str = False,
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
     alike = Alike(worker.rank, agreement.ranks, objects, device)
-    parts = Parts([*kinds, agreement, alike, update, LargeState(snapshot)])
+    kinds += [agreement, alike, update, LargeState(snapshot)]
     state = State(model, listed, objects, sends_random_state=seed is None)
-    recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed)
+    mirror = Mirrors(worker, state, mirrors, agreement.ranks, device) if mirrors else None
+    parts = Parts(kinds if mirror is None else [*kinds, mirror])
+    if mirror is not None:
+        mirror.describe_all = parts.describe
+    recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed, mirror)
     vote = Vote(worker.progress, worker.env.world_size, device)
-    return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank)
+    return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank, mirror)
 
 
 def _replicas(
-    worker: Worker, model: torch.nn.Module, kinds: list[Part], given: Sequence[int] | None, device: torch.device
+    worker: Worker,
+    model: torch.nn.Module,
+    kinds: list[Part],
+    given: Sequence[int] | None,
+    device: torch.device,
+    *,
+    is_mirrored: bool,
 ) -> tuple[int, ...]:
     if given is not None:
         found = Replicas(tuple(sorted({*given, worker.rank})), "as the script says")
     else:
         found = find(model, worker.rank, [part for part in kinds if isinstance(part, Holder)])
     if not worker.env.joins:
-        announce(found, worker.timeline, device)
+        announce(found, worker.timeline, device, is_mirrored=is_mirrored)
     return found.ranks

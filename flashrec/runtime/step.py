@@ -17,6 +17,8 @@ A failure is handled where it shows:
   or comes: a bug of the script goes through at once.
 * between the optimizer's hooks: the state is torn, this rank becomes a target like a replacement. Where the update can
   be undone it is, and this rank does the step again.
+* before the block has begun: with mirrors this step may not be the one to go on with. So the block is entered, and the
+  failure shows at its first collective, or in the vote.
 * all pause after this step (a vote said so): nothing is cut. At the end of the block this rank goes through a recovery
   in which it has nothing to do again.
 * after the optimizer: step i counts as done. A scheduler that was to be stepped after the collective which failed
@@ -43,6 +45,8 @@ from flashrec.runtime.errors import (
     peers_named_by,
 )  # fmt: skip
 from flashrec.runtime.parallel.part import Parts
+from flashrec.runtime.keeping import Keeper
+from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
@@ -77,7 +81,10 @@ class StepGuard:
         seed: int | None,
         seed_rank: int | None = None,
     ) -> None:
+        mirrors: Mirrors | None = None,
         self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
+        self._mirrors = mirrors
+        self._keeper = Keeper(worker, self._is_fault)
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._seed_rank = worker.rank if seed_rank is None else seed_rank
         self._stage = Stage.IDLE
@@ -116,6 +123,8 @@ class StepGuard:
         self._is_training, progress.where = True, "idle"
         return progress.v
 
+            if self._mirrors is not None:
+                self._mirrors.secure(start)
     @property
     def _may_be_left(self) -> bool:
         """The block is before its vote: to leave it and do the step again tears nothing."""
@@ -156,7 +165,9 @@ class StepGuard:
             raise RuntimeError(
                 f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
             )
-        if self._worker.board.announced > self._worker.progress.generation:
+        while self._is_fenced or not self._keeper.save_if_due(step):
+            if self._mirrors is not None:  # this step may not be the one to go on with: its block will find out
+                break
             self._recover()
             if step != self._worker.progress.v:
                 raise RecoveryFailed(

@@ -110,6 +110,7 @@ class Cluster:
             "FLASHREC_INCARNATION": str(self.incarnation[rank]),
             "FLASHREC_GENERATION": str(self.generation),
             "FLASHREC_JOINS": "1" if joins else "",
+            "FLASHREC_NODE": f"node{rank}",
             **self._env,
         }
 

@@ -80,17 +80,19 @@ def find(model: torch.nn.Module, rank: int, holders: Iterable[Holder] = ()) -> R
     return Replicas((rank,), f"no rank holds both {narrow.what} ({narrow.why}) and {other.what} ({other.why})")
 
 
-def announce(found: Replicas, timeline: Timeline, device: torch.device) -> None:
+def announce(found: Replicas, timeline: Timeline, device: torch.device, *, is_mirrored: bool = False) -> None:
     """One line on rank 0 for the whole job. A collective over all ranks: not for a rank that builds alone."""
     told = _gather(found, device)
     if dist.get_rank() == 0:
         num_protected = sum(count > 1 for count, _ in told)
         timeline.mark("protection", protected=num_protected, ranks=len(told))
-        logger.log(logging.INFO if num_protected == len(told) else logging.WARNING, "%s", line(told))
+        is_well = is_mirrored or num_protected == len(told)
+        logger.log(logging.INFO if is_well else logging.WARNING, "%s", line(told, is_mirrored=is_mirrored))
 
 
-def line(told: Sequence[tuple[int, str]]) -> str:
-    """told: (number of replicas, why) of each rank."""
+def line(told: Sequence[tuple[int, str]], *, is_mirrored: bool = False) -> str:
+    """told: (number of replicas, why) of each rank. is_mirrored: what the others have instead is said in a line of its
+    own."""
     alone = [rank for rank, (count, _) in enumerate(told) if count < 2]
     kept = [rank for rank, (count, _) in enumerate(told) if count >= 2]
     texts = []
@@ -98,7 +100,9 @@ def line(told: Sequence[tuple[int, str]]) -> str:
         counts = sorted({told[rank][0] for rank in kept})
         copies = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         texts.append(f"protected: {len(kept)} of {len(told)} ranks, {copies} replicas each ({told[kept[0]][1]})")
-    if alone:
+    if alone and is_mirrored:
+        texts.append(f"without a replica: rank {_spans(alone)}, because {told[alone[0]][1]}; mirrored instead")
+    elif alone:
         texts.append(f"not protected: rank {_spans(alone)}, because {told[alone[0]][1]}; {_LOST}; {_HINT}")
     return "; ".join(texts)
 

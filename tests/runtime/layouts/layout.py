@@ -50,6 +50,7 @@ class Layout:
     reason: str = ""
     groups: tuple[tuple[int, ...], ...] = ()
     worlds: tuple[int, ...] = ()
+    is_mirrored: bool = False  # each rank holds its own, and its holder a mirror of it
     cells: tuple[tuple[int, str], ...] = ((3, "backward"), (2, "in-optimizer"))  # (step, place) of the ordinary suite
 
     @property
@@ -102,6 +103,8 @@ TABLE = {
         Layout("hsdp_compiled", 4, "sharded", "hsdp_compiled", groups=((0, 2), (1, 3)), cells=()),
         Layout("tp", 4, "sharded", "tp", groups=((0, 2), (1, 3)), cells=()),
         Layout("hsdp_tp", 8, "sharded", "hsdp_tp", groups=((0, 4), (1, 5), (2, 6), (3, 7)), cells=()),
+        Layout("zero1_mirrored", 3, "zero1", "over_all_mirrored", worlds=(2, 3, 4), is_mirrored=True),
+        Layout("fsdp2_mirrored", 2, "sharded", "fsdp2_mirrored", worlds=(2, 4), is_mirrored=True),
         Layout("fsdp2", 2, "sharded", "fsdp2", reason="FSDP alone: each shard exists once", worlds=(2, 4), cells=()),
     )
 }  # fmt: skip

@@ -81,6 +81,10 @@ def fsdp2() -> Setup:
     return _sharded(init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",)))
 
 
+def fsdp2_mirrored() -> Setup:
+    return _sharded(init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",)), mirrors=True)
+
+
 def tp() -> Setup:
     """Tensor parallel in pairs, each pair a replica: nothing is left to shard over."""
     return _tensor_parallel(init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp")))
@@ -99,7 +103,9 @@ def _hsdp_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
 
 
-def _sharded(mesh: DeviceMesh, num_micro: int = 1, compiles: bool = False, **policies: Any) -> Setup:
+def _sharded(
+    mesh: DeviceMesh, num_micro: int = 1, compiles: bool = False, mirrors: bool = False, **policies: Any
+) -> Setup:
     torch.manual_seed(7)
     model = Blocks()
     for block in model.blocks:
@@ -107,7 +113,8 @@ def _sharded(mesh: DeviceMesh, num_micro: int = 1, compiles: bool = False, **pol
             block.compile(backend="aot_eager")
         fully_shard(block, mesh=mesh, **policies)
     fully_shard(model, mesh=mesh, **policies)
-    return _setup(model, Middle(model.blocks[1]), dist.get_rank(), num_micro)
+    session = {"mirrors": True} if mirrors else {}
+    return _setup(model, Middle(model.blocks[1]), dist.get_rank(), num_micro, session)
 
 
 def _tensor_parallel(mesh: DeviceMesh) -> Setup:

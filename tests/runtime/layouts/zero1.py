@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,6 +16,10 @@ from tests.runtime.layouts.model import Net, regression
 
 def over_all() -> Setup:
     return _build(None, has_views=False)
+
+
+def over_all_mirrored() -> Setup:
+    return dataclasses.replace(_build(None, has_views=False), session={"mirrors": True})
 
 
 def grouped() -> Setup:
