@@ -81,10 +81,10 @@ class Session:
         replicas: Sequence[int] | None = None,
         pipeline: Any = None,
         optimizer_communicates: bool | None = None,
+        mirrors: bool | str = False,
     ) -> None:
         schedules = [] if pipeline is None else list(pipeline) if isinstance(pipeline, list | tuple) else [pipeline]
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        mirrors: bool | str = False,
         objects = registered(state or {})
         guard: Guard
         if _Process.worker is not None:
@@ -98,10 +98,10 @@ class Session:
                 seed_rank,
                 schedules,
                 optimizer_communicates,
+                mirrors,
             )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
-                mirrors,
         else:
             guard = PassThrough(seed, seed_rank)
         self._loop = StepLoop(guard)

@@ -21,8 +21,8 @@ from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import transfer
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
-from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.mirrors import Mirrors
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.state import State
 from flashrec.runtime.timeline import Moving, Watch, logger
@@ -40,8 +40,8 @@ class Recovery:
         state: State,
         snapshot: Snapshot,
         optimizers: list[torch.optim.Optimizer],
-    ) -> None:
         mirrors: Mirrors | None = None,
+    ) -> None:
         self._worker, self._replicas, self._mirrors = worker, replicas, mirrors
         self._parts, self._state, self._snapshot, self._optimizers = parts, state, snapshot, optimizers
 
@@ -52,10 +52,10 @@ class Recovery:
         while True:
             generation = worker.board.announced
             report = progress.report(self._replicas())
-            worker.control.send(
-                events.WorkerReported(
             if self._mirrors is not None:
                 report = self._mirrors.freeze(report)
+            worker.control.send(
+                events.WorkerReported(
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=generation, report=report
                 )
             )
@@ -164,32 +164,6 @@ class Recovery:
         worker, progress, watch = self._worker, self._worker.progress, Watch()
         progress.valid = False
         store = self._restore_store(plan, worker.rank)
-    def _save_last(self, plan: Plan) -> NoReturn:
-        """Lost ranks have no node: write what is left, together with the other savers, and wait for our end. Raises
-        Superseded when a node has come after all, or another survivor was lost."""
-        worker, progress = self._worker, self._worker.progress
-        if worker.rank in plan.savers:
-            self._parts.settle_for(progress.v)
-            if self._snapshot.step == progress.v:
-                self._snapshot.restore()
-            progress.generation = plan.generation
-            try:
-                assert self.checkpoints is not None
-                with worker.groups.among(plan.savers, plan.generation) as group:
-                    self.checkpoints.keep(plan.resume_step, "dying", group)
-            except BaseException as err:  # torch.distributed.checkpoint raises one that is no Exception
-                if isinstance(err, Superseded | KeyboardInterrupt | SystemExit):
-                    raise
-                self._check_current(plan)
-                logger.exception("rank %d could not write the last checkpoint", worker.rank)
-                worker.control.send(
-                    events.CheckpointFailed(
-                        worker.rank, worker.env.incarnation, plan.generation, plan.resume_step, repr(err)[:500]
-                    )
-                )
-        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
-        raise RecoveryFailed(f"resumed in generation {plan.generation}, which was to end. This is a bug of flashrec")
-
         with worker.sockets.watch(transfer.listen(worker.control.welcome.address)) as listener:
             self._check_current(plan)
             address = transfer.Address(worker.control.welcome.address, listener.getsockname()[1])
@@ -205,10 +179,6 @@ class Recovery:
             )
         if moved.manifest.v != plan.resume_step:
             raise RecoveryFailed(f"the source sent step {moved.manifest.v}, the plan says {plan.resume_step}")
-        self._snapshot.forget()
-        self._parts.impose(moved.manifest.parts)
-        progress.v = plan.resume_step
-        progress.voted = progress.passed = plan.resume_step - 1
         self._take_over(plan, moved)
         self._mark_moved("received", plan, moved, watch)
         return moved
@@ -226,6 +196,10 @@ class Recovery:
     def _take_over(self, plan: Plan, moved: transfer.Moved) -> None:
         """The tensors are those of the resume step: so is the rest, from here on."""
         progress = self._worker.progress
+        self._snapshot.forget()
+        self._parts.impose(moved.manifest.parts)
+        progress.v = plan.resume_step
+        progress.voted = progress.passed = plan.resume_step - 1
         progress.valid = True
 
     def _serve(self, plan: Plan, target: int) -> None:
@@ -237,15 +211,11 @@ class Recovery:
             address,
             worker.sockets,
             worker.secret,
-            transfer.Holding.of(self._state, worker.progress.v, self._parts.describe()),
+            self._holding(plan, target),
             worker.limits.transfer_timeout_s,
             Moving("sending", worker.timeline),
         )
         self._mark_moved("sent", plan, moved, watch)
-
-    def _restore_store(self, plan: Plan, target: int):  # type: ignore[no-untyped-def]
-        members = (plan.sources[target], target)
-        return self._worker.store(f"restore/{target}", members, plan.generation, self._worker.limits.form_timeout_s)
 
     def _holding(self, plan: Plan, target: int) -> transfer.Holding:
         """What `target` is to get: its mirror, or our own state."""
@@ -253,6 +223,10 @@ class Recovery:
             assert self._mirrors is not None
             return self._mirrors.held(target, plan.resume_step)
         return transfer.Holding.of(self._state, self._worker.progress.v, self._parts.describe())
+
+    def _restore_store(self, plan: Plan, target: int):  # type: ignore[no-untyped-def]
+        members = (plan.sources[target], target)
+        return self._worker.store(f"restore/{target}", members, plan.generation, self._worker.limits.form_timeout_s)
 
     def _check_current(self, plan: Plan) -> None:
         if self._worker.board.announced > plan.generation:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from flashrec.runtime.agreement import Agreement
 from flashrec.runtime.callbacks import Callbacks
-from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
@@ -165,6 +164,7 @@ def recoverable_guard(
     seed_rank: int | None,
     schedules: Sequence[Any] = (),
     optimizer_communicates: bool | None = None,
+    mirrors: bool | str = False,
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
@@ -190,7 +190,6 @@ def recoverable_guard(
         is_trusted=lambda: replicas is not None or not update.votes_after or all(map(zero.is_zero, listed)),
     )
     make_random_tracker(model)
-    mirrors: bool | str = False,
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
     alike = Alike(worker.rank, agreement.ranks, objects, device)
     kinds += [agreement, alike, update, LargeState(snapshot)]

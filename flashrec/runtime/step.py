@@ -44,9 +44,8 @@ from flashrec.runtime.errors import (
     is_communication,
     peers_named_by,
 )  # fmt: skip
-from flashrec.runtime.parallel.part import Parts
-from flashrec.runtime.keeping import Keeper
 from flashrec.runtime.mirrors import Mirrors
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
@@ -80,11 +79,10 @@ class StepGuard:
         optimizers: list[torch.optim.Optimizer],
         seed: int | None,
         seed_rank: int | None = None,
-    ) -> None:
         mirrors: Mirrors | None = None,
-        self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
+    ) -> None:
         self._mirrors = mirrors
-        self._keeper = Keeper(worker, self._is_fault)
+        self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._seed_rank = worker.rank if seed_rank is None else seed_rank
         self._stage = Stage.IDLE
@@ -113,6 +111,8 @@ class StepGuard:
             self._recover()
         else:
             progress.v, progress.voted, progress.passed = start, start - 1, start - 1
+            if self._mirrors is not None:
+                self._mirrors.secure(start)
             worker.control.send(
                 events.WorkerRestored(
                     rank=worker.rank, incarnation=worker.env.incarnation, generation=progress.generation, v=start
@@ -123,8 +123,6 @@ class StepGuard:
         self._is_training, progress.where = True, "idle"
         return progress.v
 
-            if self._mirrors is not None:
-                self._mirrors.secure(start)
     @property
     def _may_be_left(self) -> bool:
         """The block is before its vote: to leave it and do the step again tears nothing."""
@@ -165,9 +163,7 @@ class StepGuard:
             raise RuntimeError(
                 f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
             )
-        while self._is_fenced or not self._keeper.save_if_due(step):
-            if self._mirrors is not None:  # this step may not be the one to go on with: its block will find out
-                break
+        if self._mirrors is None and self._worker.board.announced > self._worker.progress.generation:
             self._recover()
             if step != self._worker.progress.v:
                 raise RecoveryFailed(
@@ -278,7 +274,7 @@ class StepGuard:
             if not self._is_fault(err):
                 raise
             self._plan = plan = self._recovery.await_plan()
-            if plan.resume_step == self._step or self._worker.rank in plan.sources:
+            if plan.resume_step == self._step or self._worker.rank in {*plan.sources, *plan.goes_back}:
                 raise StepInterrupted(f"step {self._step} is done again") from err
             if plan.resume_step != self._step + 1 or self._worker.progress.voted != self._step:
                 raise RecoveryFailed(
