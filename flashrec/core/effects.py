@@ -76,11 +76,13 @@ class Tell(Effect, frozen=True):
 
 
 class TakeRung(Effect, frozen=True):
-    """Not an action: which rung of the ladder (`core.ladder`) a recovery takes for these ranks (none: all), and why."""
+    """Not an action: which rung of the ladder (`core.ladder`) a recovery takes for these ranks (none: all), and why.
+    steps_lost: that counted, and have to be done again (None: not known)."""
 
     rung: str
     ranks: tuple[int, ...]
     reason: str
+    steps_lost: int | None = 0
 
 
 class PublishPlan(Effect, frozen=True):

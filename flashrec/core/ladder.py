@@ -85,13 +85,14 @@ def in_process(reason: str, num_failures: int, limits: Limits) -> TakeRung:
 
 def checkpoint(kept: Kept, reason: str, limits: Limits) -> TakeRung:
     """All ranks begin a new life from the newest checkpoint, which `kept` notes."""
-    lost = str(kept.reached - kept.step) if kept.reached >= kept.step else "unknown"
+    lost = kept.reached - kept.step if kept.reached >= kept.step else None
     kept.load()
     return TakeRung(
         Rung.CHECKPOINT,
         (),
-        f"all ranks start again from the checkpoint of step {kept.step}, steps lost: {lost} "
-        f"(time {kept.num_loads} of {limits.max_loads}): {reason}",
+        f"all ranks start again from the checkpoint of step {kept.step}, steps lost: "
+        f"{'unknown' if lost is None else lost} (time {kept.num_loads} of {limits.max_loads}): {reason}",
+        lost,
     )
 
 

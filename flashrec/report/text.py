@@ -79,6 +79,7 @@ def pool_answer(answer: FromPool) -> str:
 def details(recovery: Recovery) -> list[tuple[str, str]]:
     """Label and text of everything that is not a duration."""
     rows = [("because", reason) for reason in recovery.reasons]
+    rows += [("rung", f"{taken.rung}: {taken.reason}") for taken in recovery.rungs]
     for fault in recovery.faults:
         place = f"at {fault.place} of step {fault.step}" if fault.step is not None else f"at {fault.place}"
         rows.append(("injected", f"{fault.id}: {fault.kind} of rank {fault.rank} on {fault.node}, {place}"))

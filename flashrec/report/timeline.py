@@ -56,6 +56,15 @@ class FromPool(msgspec.Struct, frozen=True):
     said: str
 
 
+class RungTaken(msgspec.Struct, frozen=True):
+    """One rung of the ladder. ranks: whom it was taken for (none: all)."""
+
+    rung: str
+    ranks: tuple[int, ...]
+    reason: str
+    steps_lost: int | None
+
+
 class Recovery(msgspec.Struct, frozen=True):
     """One recovery. None: the journal does not say."""
 
@@ -64,6 +73,7 @@ class Recovery(msgspec.Struct, frozen=True):
     wall: str
     generations: tuple[int, ...]
     reasons: tuple[str, ...]
+    rungs: tuple[RungTaken, ...]
     faults: tuple[FaultLine, ...]
     launched: tuple[str, ...]
     from_pool: tuple[FromPool, ...]
@@ -167,7 +177,7 @@ class _Story:
 
     def recovery(self, number: int) -> Recovery:
         fences = [move for move in self.moves if move.after == "FENCING" or move is self.moves[0]]
-        plan = self._plan()
+        plan, rungs = self._plan(), tuple(self._rungs())
         spans = tuple(self._spans())
         first_step = self._first_step()
         generations = {move.generation: None for move in self.moves if move.generation is not None}
@@ -177,11 +187,12 @@ class _Story:
             wall=self.lines[0].wall,
             generations=tuple(generations),
             reasons=tuple(dict.fromkeys(move.reason for move in fences)),
+            rungs=rungs,
             faults=self.faults,
             launched=tuple(self._launched()),
             from_pool=tuple(self._from_pool()),
-            resume_step=plan.get("resume_step") if self.resumed else None,
-            steps_redone=self._steps_redone(plan) if self.resumed else None,
+            resume_step=plan.get("resume_step", self._loaded_step()) if self.resumed else None,
+            steps_redone=self._steps_redone(plan, rungs) if self.resumed else None,
             moved_bytes=self._moved_bytes(),
             rto_from=self.rto_from,
             rto_s=None if first_step is None else first_step - self.origin,
@@ -204,9 +215,16 @@ class _Story:
         plans = [line.effect.get("plan", {}) for line in self._effects("PublishPlan")]
         return next((plan for plan in reversed(plans) if plan.get("generation") == self.generation), {})
 
-    def _steps_redone(self, plan: dict[str, Any]) -> int | None:
-        """1 if a survivor was in the resume step when it was interrupted (nobody was if all had paused at the end of a
-        step); None without reports of survivors."""
+    def _loaded_step(self) -> int | None:
+        """Where all ranks have started, when they went back to a checkpoint."""
+        found = {line.event.get("v") for line in self._events("WorkerRestored")}
+        return found.pop() if len(found) == 1 else None
+
+    def _steps_redone(self, plan: dict[str, Any], rungs: tuple[RungTaken, ...]) -> int | None:
+        """Those that were lost with a checkpoint. Else 1 if a survivor was in the resume step when it was interrupted
+        (nobody was if all had paused at the end of a step); None without reports of survivors."""
+        if rungs and rungs[-1].rung == "checkpoint":
+            return rungs[-1].steps_lost
         reports = [line.event.get("report", {}) for line in self._events("WorkerReported")]
         reached = [report.get("v") for report in reports if report.get("valid")]
         if not reached or plan.get("resume_step") is None:
@@ -216,6 +234,15 @@ class _Story:
     def _joiners(self) -> set[int]:
         tasks = (task for line in self._effects("LaunchWorkers") for task in _tasks(line))
         return {task["rank"] for task in tasks if "rank" in task}
+
+    def _rungs(self) -> Iterator[RungTaken]:
+        """In the order in which they were taken."""
+        for line in self._effects("TakeRung"):
+            said = line.effect
+            yield RungTaken(
+                str(said.get("rung", "")), tuple(said.get("ranks", ())), str(said.get("reason", "")),
+                said.get("steps_lost"),
+            )  # fmt: skip
 
     def _launched(self) -> Iterator[str]:
         for line in self._effects("LaunchWorkers"):

@@ -52,7 +52,7 @@ def show(effect: fx.AnyEffect) -> str:
             return f"retire {node} ({reason})"
         case fx.Tell(text):
             return f"tell: {text}"
-        case fx.TakeRung(rung, _, reason):
+        case fx.TakeRung(rung, _, reason, _):
             return f"rung {rung}: {reason}"
         case fx.PublishPlan(plan) if plan.savers:
             forward = " ".join(map(str, plan.roll_forward)) or "-"

@@ -126,6 +126,26 @@ def test_no_step_is_redone_when_all_have_paused():
     assert only_recovery(writer).steps_redone == 0
 
 
+def test_rungs_of_the_ladder_are_shown_and_steps_lost_with_a_checkpoint():
+    writer = Writer().start()
+    writer.move(10.0, "RUNNING", "FENCING", "node n1 is lost")
+    writer.effect(10.1, "TakeRung", rung="spare", ranks=[0], reason="rank 0 to spare node n3", steps_lost=0)
+    writer.report(10.2, 1, 7)
+    writer.move(10.3, "FENCING", "PLACING")
+    writer.effect(11.0, "TakeRung", rung="checkpoint", ranks=[], reason="all ranks start again", steps_lost=2)
+    writer.generation += 1
+    writer.move(11.0, "PLACING", "PLACING")
+    writer.move(11.1, "PLACING", "FORMING")
+    writer.move(12.0, "FORMING", "RESTORING")
+    for rank in (0, 1):
+        writer.event(12.1, "WorkerRestored", rank=rank, generation=writer.generation, v=5)
+    writer.move(12.2, "RESTORING", "RUNNING")
+    recovery = only_recovery(writer)
+    assert [rung.rung for rung in recovery.rungs] == ["spare", "checkpoint"]
+    assert (recovery.outcome, recovery.resume_step, recovery.steps_redone) == ("recovered", 5, 2)
+    assert ("rung", "checkpoint: all ranks start again") in details(recovery)
+
+
 def test_second_failure_inside_belongs_to_the_same_recovery():
     writer = Writer().start()
     writer.event(10.0, "WorkerExited", rank=0, incarnation=1, reason="killed by SIGKILL")
