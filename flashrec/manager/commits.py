@@ -27,10 +27,13 @@ class CommitDesk:
     def __init__(self, job: Job, valid_s: float) -> None:
         self._job = job
         self._permits = Permits(valid_s, self._is_current)
+        self._num_loads = 0
 
     def hear(self, link: Link, asked: m.CommitAsked) -> None:
         """Answer now, or when the promise to a rank that was replaced meanwhile has run out."""
         machine, now = self._job.machine, time.monotonic()
+        if machine.num_loads != self._num_loads:  # all ranks went back: what comes now is older than what was permitted
+            self._num_loads, self._permits.newest = machine.num_loads, -1
         if asked.generation != machine.training and not machine.members.is_complete:
             self._answer(link.node, asked, f"generation {asked.generation} is superseded by {machine.generation}")
             return

@@ -16,12 +16,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashrec.runtime import environment, farewell, quiet, worker
 from flashrec.runtime.callbacks import Callback
+from flashrec.runtime.checkpoint import Checkpoints, Load, Save
+from flashrec.runtime.checkpoint_folder import CheckpointFolder
 from flashrec.runtime.data import Data
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.loading import ByIndex, source_of
@@ -133,6 +136,19 @@ class Session:
         """
         self._loop.callbacks.add(callback)
         return callback
+
+    def checkpoint(self, folder: str | Path, *, save: Save, load: Load, every: int, keep: int = 2) -> None:
+        """Keep checkpoints in `folder`, which all nodes share, and go on from the newest complete one.
+
+        save(path, group): write the state of this rank into the folder `path`. Called on all ranks before each step
+        that is a multiple of `every`; group is None then. When lost ranks have no node it is called on those that are
+        left, and `group` is a process group (gloo) of them: only those share the work then. load(path): read it back.
+        Called on all ranks when `steps` begins. keep: how many complete ones stay. What the hooks raise is the
+        script's. Call it once, before `steps`. See docs/concepts/ladder.md. Raises ValueError, RuntimeError.
+        """
+        if every < 1 or keep < 1:
+            raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both must be at least 1")
+        self._loop.use(Checkpoints(CheckpointFolder(Path(folder), keep), save, load, every))
 
     def may_commit(self, step: int | None = None, timeout_s: float = 10.0) -> bool:
         """May this rank put its checkpoint of `step` in place now? step: None for the number of steps done so far.

@@ -31,6 +31,7 @@ class Groups:
     def __init__(self, engine: Engine, progress: Progress, is_shadow: bool, limits: Limits) -> None:
         self._engine, self._progress, self._limits = engine, progress, limits
         self._is_shadow = is_shadow
+        self._is_ours = False  # the group that is just being made is not the script's
         self._groups: dict[str, Group] = {}
         self._lock = threading.Lock()  # nobody looks at a backend while it is replaced
         self._seen: Seen = (None, {})
@@ -49,10 +50,25 @@ class Groups:
         )
         with self._lock:
             self._groups[name] = group
-        if self._progress.where != "init":
+        if self._progress.where != "init" and not self._is_ours:
             logger.warning("process group %s is created after session.steps(): a replacement will not have it", name)
         if not self._is_shadow:
             self._form([group], self._progress.generation, self._limits.first_form_timeout_s)
+
+    @contextlib.contextmanager
+    def among(self, ranks: tuple[int, ...], generation: int) -> Iterator[dist.ProcessGroup]:
+        """A gloo group of these ranks, for as long as it is needed. Raises Superseded, WaitedTooLong, RuntimeError."""
+        self._is_ours, is_shadow, self._is_shadow = True, self._is_shadow, True
+        try:
+            handle = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        finally:
+            self._is_ours, self._is_shadow = False, is_shadow
+        try:
+            made = [group for group in self._alive() if group.handle is handle]
+            self._form(made, generation, self._limits.form_timeout_s)
+            yield handle
+        finally:
+            dist.destroy_process_group(handle)
 
     def form(self, generation: int) -> int:
         """Connect every group for `generation`. Returns how many. Raises Superseded, WaitedTooLong, RuntimeError."""

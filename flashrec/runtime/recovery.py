@@ -20,6 +20,7 @@ import torch
 from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import transfer
+from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel.part import Parts
@@ -44,6 +45,7 @@ class Recovery:
     ) -> None:
         self._worker, self._replicas, self._mirrors = worker, replicas, mirrors
         self._parts, self._state, self._snapshot, self._optimizers = parts, state, snapshot, optimizers
+        self.checkpoints: Checkpoints | None = None
 
     def await_plan(self) -> Plan:
         """Report where this rank stands and wait for the decision. Raises TrainingComplete, WaitedTooLong."""
@@ -120,6 +122,8 @@ class Recovery:
         progress.where = "recovery"
         if not worker.board.was_cut(plan.generation):
             worker.groups.unblock()  # nobody is in a collective any more
+        if plan.savers:
+            self._save_last(plan)
         worker.groups.form(plan.generation)
         worker.control.send(
             events.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
@@ -159,6 +163,32 @@ class Recovery:
         worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
         progress.generation = plan.generation
         worker.board.forget_before(plan.generation)
+
+    def _save_last(self, plan: Plan) -> NoReturn:
+        """Lost ranks have no node: write what is left, together with the other savers, and wait for our end. Raises
+        Superseded when a node has come after all, or another survivor was lost."""
+        worker, progress = self._worker, self._worker.progress
+        if worker.rank in plan.savers:
+            self._parts.settle_for(progress.v)
+            if self._snapshot.step == progress.v:
+                self._snapshot.restore()
+            progress.generation = plan.generation
+            try:
+                assert self.checkpoints is not None
+                with worker.groups.among(plan.savers, plan.generation) as group:
+                    self.checkpoints.keep(plan.resume_step, "dying", group)
+            except BaseException as err:  # torch.distributed.checkpoint raises one that is no Exception
+                if isinstance(err, Superseded | KeyboardInterrupt | SystemExit):
+                    raise
+                self._check_current(plan)
+                logger.exception("rank %d could not write the last checkpoint", worker.rank)
+                worker.control.send(
+                    events.CheckpointFailed(
+                        worker.rank, worker.env.incarnation, plan.generation, plan.resume_step, repr(err)[:500]
+                    )
+                )
+        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
+        raise RecoveryFailed(f"resumed in generation {plan.generation}, which was to end. This is a bug of flashrec")
 
     def _receive(self, plan: Plan) -> transfer.Moved:
         worker, progress, watch = self._worker, self._worker.progress, Watch()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from flashrec.runtime.agreement import Agreement
 from flashrec.runtime.callbacks import Callbacks
+from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
@@ -37,6 +38,10 @@ class Guard(Protocol):
 
     @property
     def position(self) -> int: ...
+
+    def use(self, checkpoints: Checkpoints) -> None: ...
+
+    def load(self) -> int | None: ...
 
     def begin(self, start: int, num_steps: int) -> int: ...
 
@@ -94,15 +99,28 @@ class PassThrough:
     def __init__(self, seed: int | None, seed_rank: int | None = None) -> None:
         self._seed, self._seed_rank, self.position = seed, seed_rank, 0
         self.before_pause: Callable[[], None] = lambda: None
+        self._checkpoints: Checkpoints | None = None
+
+    def use(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+
+    def load(self) -> int | None:
+        return None if self._checkpoints is None else self._checkpoints.load_newest()
 
     def begin(self, start: int, num_steps: int) -> int:
         self.position = start
         return start
 
     def finish(self, num_steps: int) -> bool:
+        self._save_if_due(num_steps)
         return True
 
+    def _save_if_due(self, step: int) -> None:
+        if self._checkpoints is not None and self._checkpoints.is_due(step):
+            self._checkpoints.keep(step)
+
     def enter(self, step: int) -> None:
+        self._save_if_due(step)
         if self._seed is not None:
             rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
             seed_all(self._seed, step, rank if self._seed_rank is None else self._seed_rank)
@@ -122,7 +140,7 @@ class StepLoop:
     def __init__(self, guard: Guard) -> None:
         self._guard, self.callbacks = guard, Callbacks()
         self._guard.before_pause = lambda: self.callbacks.run(guard.position)
-        self._is_used = False
+        self._is_used, self.has_checkpoints = False, False
         self._num_steps: int | None = None
 
     @property
@@ -137,11 +155,19 @@ class StepLoop:
     def may_commit(self, step: int | None, timeout_s: float) -> bool:
         return self._guard.may_commit(step, timeout_s)
 
+    def use(self, checkpoints: Checkpoints) -> None:
+        """Raises RuntimeError: too late, or for the second time."""
+        if self._is_used or self.has_checkpoints:
+            raise RuntimeError("call session.checkpoint() once, before session.steps()")
+        self.has_checkpoints = True
+        self._guard.use(checkpoints)
+
     def steps(self, num_steps: int, start: int) -> Iterator[Step]:
         if self._is_used:
             raise RuntimeError("session.steps() can be used once: loop over all steps in one go, and compute the epoch")
         self._is_used, self._num_steps = True, num_steps
-        self.callbacks.begin(self._guard.begin(start, num_steps))
+        loaded = self._guard.load()
+        self.callbacks.begin(self._guard.begin(start if loaded is None else loaded, num_steps))
         while True:
             while self._guard.position < num_steps:
                 step = Step(self._guard.position, self._guard, self.callbacks)

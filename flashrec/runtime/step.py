@@ -37,6 +37,7 @@ import torch
 from flashrec.core import events
 from flashrec.core.types import Plan
 from flashrec.runtime import permit
+from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.errors import (
     RecoveryFailed,
     StepInterrupted,
@@ -44,6 +45,7 @@ from flashrec.runtime.errors import (
     is_communication,
     peers_named_by,
 )  # fmt: skip
+from flashrec.runtime.keeping import Keeper
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.recovery import Recovery
@@ -82,6 +84,7 @@ class StepGuard:
         mirrors: Mirrors | None = None,
     ) -> None:
         self._mirrors = mirrors
+        self._keeper = Keeper(worker, self._is_fault)
         self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._seed_rank = worker.rank if seed_rank is None else seed_rank
@@ -100,6 +103,15 @@ class StepGuard:
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_optimizer)
             optimizer.register_step_post_hook(self._after_optimizer)
+
+    def use(self, checkpoints: Checkpoints) -> None:
+        """Save through these hooks when a step is due, and when survivors are told to."""
+        self._recovery.checkpoints = checkpoints
+        self._keeper.use(checkpoints)
+
+    def load(self) -> int | None:
+        """Before `begin`: the step of the checkpoint that all ranks have loaded."""
+        return self._keeper.load()
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
@@ -124,6 +136,10 @@ class StepGuard:
         return progress.v
 
     @property
+    def _is_fenced(self) -> bool:
+        return self._worker.board.announced > self._worker.progress.generation
+
+    @property
     def _may_be_left(self) -> bool:
         """The block is before its vote: to leave it and do the step again tears nothing."""
         return self._stage is Stage.OPEN and self._plan is None
@@ -137,7 +153,7 @@ class StepGuard:
         """The final vote. False: a failure was recovered from, and the loop may have steps to do again."""
         worker, progress = self._worker, self._worker.progress
         try:
-            if worker.board.announced > progress.generation:
+            if self._is_fenced or not self._keeper.save_if_due(num_steps):
                 self._recover()
                 return False
             try:
@@ -163,7 +179,9 @@ class StepGuard:
             raise RuntimeError(
                 f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
             )
-        if self._mirrors is None and self._worker.board.announced > self._worker.progress.generation:
+        while self._is_fenced or not self._keeper.save_if_due(step):
+            if self._mirrors is not None:  # this step may not be the one to go on with: its block will find out
+                break
             self._recover()
             if step != self._worker.progress.v:
                 raise RecoveryFailed(
