@@ -218,6 +218,7 @@ class Recovery:
         assert self._mirrors is not None
         watch = Watch()
         self._worker.progress.valid = False
+        self._worker.groups.drain()  # an update that was cut may still be receiving parameters
         moved = self._mirrors.go_back(plan.resume_step)
         self._take_over(plan, moved)
         self._mark_moved("went_back", plan, moved, watch)

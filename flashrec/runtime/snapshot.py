@@ -139,9 +139,7 @@ class Snapshot:
         for optimizer, groups in zip(self._optimizers, self._hyper, strict=True):
             for group, kept in zip(optimizer.param_groups, groups, strict=True):
                 group.update({key: freeze(value) for key, value in kept.items()})
-        for object_ in self._objects.values():
-            if isinstance(object_, torch.amp.GradScaler):
-                optim.forget_scaler_stage(object_)
+        self._forget_scaler_stages()
         if self._keeps_random_state and self._random:
             seeds.set_state(self._random)
 
@@ -150,6 +148,12 @@ class Snapshot:
         self._step, self._states, self._hyper, self._random, self._versions = -1, {}, [], {}, {}
         for buffers in (*self._in_ddp, self._others):
             buffers.forget()
+        self._forget_scaler_stages()
+
+    def _forget_scaler_stages(self) -> None:
+        for object_ in self._objects.values():
+            if isinstance(object_, torch.amp.GradScaler):
+                optim.forget_scaler_stage(object_)
 
     def left_behind(self) -> list[str]:
         """Objects that change in every step but have not changed since the start of this one.

@@ -7,6 +7,7 @@ report after the fence says therefore stays true until the plan is carried out.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -112,7 +113,7 @@ class MirrorHolder:
             former = self._connections.get(ship.rank)
             self._connections[ship.rank] = connection
         if former is not None and former is not connection:
-            former.close() if former.fileno() < 0 else _shut(former)
+            _shut(former)
         with writing:
             with self._lock:
                 if error := self._objection(ship):
@@ -142,7 +143,5 @@ class MirrorHolder:
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
