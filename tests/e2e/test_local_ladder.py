@@ -97,10 +97,11 @@ def test_without_a_replica_all_ranks_go_back_to_the_newest_checkpoint(local_job,
 def test_without_a_node_survivors_save_what_they_hold_and_the_next_job_loses_no_step(
     local_job, tmp_path: Path, undisturbed
 ) -> None:
-    """Before that a rank is lost while all save: what it has begun never counts, and all save again."""
+    """Before that a rank is lost while all save: what it has begun never counts, and all save again. There is no other
+    node for it, so the one that failed is used."""
     job = start(
         local_job, tmp_path, 0, "2", "3", faults=[Fault("wait", 1, "backward", "request", step=7)],
-        settings=["recovery.spare_wait_s=0.5", "recovery.agent_retry_s=60"],
+        settings=["recovery.spare_wait_s=0.5", "recovery.agent_retry_s=60", "recovery.max_in_place=0"],
     )  # fmt: skip
     job.faults.await_armed("wait", 200)
     os.kill(job.agent_pid("local1"), signal.SIGKILL)
@@ -108,7 +109,7 @@ def test_without_a_node_survivors_save_what_they_hold_and_the_next_job_loses_no_
     assert job.wait(200) == 75, job.output()[-4000:]
     assert "a checkpoint of step 7 is complete, no step is lost" in job.output().splitlines()[-1]
     cut, last = report_of(job.job_dir)["recoveries"]
-    assert ([rung["rung"] for rung in cut["rungs"]], cut["resume_step"]) == (["in place"], 3)
+    assert ([rung["rung"] for rung in cut["rungs"]], cut["resume_step"]) == (["last resort"], 3)
     assert [rung["rung"] for rung in last["rungs"]] == ["dying checkpoint"]
     assert "rank 0 to write a checkpoint of step 7 within 600 s: no spare is left" in last["rungs"][0]["reason"]
     assert kept(tmp_path / "kept") == [6, 7]

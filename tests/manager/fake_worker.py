@@ -1,7 +1,8 @@
 """A worker without torch that speaks the runtime's protocol: `fake_worker.py FOLDER`. One step is one heartbeat.
 
 It finishes when FOLDER/finish exists; FOLDER/<rank> makes that rank do what it contains, once: `exit` (in good order),
-`raise`, `die`.
+`raise`, `die`, `commit STEP` (asks for the permission; the answer is in FOLDER/committed). FOLDER/keeps: it has hooks
+for checkpoints, and there is one of the step that the file contains. FOLDER/alone: nobody else holds the same shard.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
+from flashrec.core.events import CheckpointKept
 from flashrec.core.types import Raised, Report
 from flashrec.transport.handshake import connect_authenticated, read_secret
 from flashrec.wire import frames
@@ -33,8 +35,12 @@ def main(folder: Path) -> None:
     generation, reader = int(os.environ["FLASHREC_GENERATION"]), frames.FrameReader()
     say(m.WorkerHello(RANK, LIFE, os.getpid()))
     print(f"hello of rank {RANK}, life {LIFE}", flush=True)
+    keeps, group = folder / "keeps", (RANK,) if (folder / "alone").exists() else WORLD
+    v = int(keeps.read_text()) if keeps.exists() else 5
+    if keeps.exists() and not joins:
+        say(CheckpointKept(RANK, LIFE, generation, v, "found"))
     if not joins:
-        say(m.WorkerRestored(RANK, LIFE, generation, 5))
+        say(m.WorkerRestored(RANK, LIFE, generation, v))
     while True:
         readable, _, _ = select.select([sock], [], [], 0.05)
         for payload in reader.feed(sock.recv(65536)) if readable else []:
@@ -42,22 +48,33 @@ def main(folder: Path) -> None:
             match message:
                 case m.WorkerWelcome() if joins:
                     generation = max(generation, message.generation)
-                    say(m.WorkerReported(RANK, LIFE, generation, Report(-1, -1, -1, False, WORLD)))
+                    say(m.WorkerReported(RANK, LIFE, generation, Report(-1, -1, -1, False, group)))
                 case m.Fence():
                     generation = message.generation
-                    report = Report(-1, -1, -1, False, WORLD) if joins else Report(5, 4, 4, True, WORLD)
+                    report = Report(-1, -1, -1, False, group) if joins else Report(v, v - 1, v - 1, True, group)
                     say(m.WorkerReported(RANK, LIFE, generation, report))
+                case m.PlanPublished() if message.plan.savers:
+                    if message.plan.savers[0] == RANK:
+                        say(m.CommitAsked(RANK, LIFE, generation, message.plan.resume_step, 1))
+                case m.CommitAnswered():
+                    (folder / "committed").write_text(str(message.granted))
+                    if message.granted and message.request == 1:
+                        say(CheckpointKept(RANK, LIFE, generation, v, "dying", 0.5))
                 case m.PlanPublished():
                     say(m.WorkerFormed(RANK, LIFE, generation))
-                    say(m.WorkerRestored(RANK, LIFE, generation, message.plan.resume_step))
+                    v = message.plan.resume_step
+                    say(m.WorkerRestored(RANK, LIFE, generation, v))
                     joins = False
                 case m.Resume():
-                    say(m.WorkerCommitted(RANK, LIFE, generation, 6))
-        say(m.WorkerBeat(RANK, LIFE, 5, 4, 4, "step"))
+                    say(m.WorkerCommitted(RANK, LIFE, generation, v + 1))
+        say(m.WorkerBeat(RANK, LIFE, v, v - 1, v - 1, "step"))
         order = folder / str(RANK)
         if order.exists():
             what = order.read_text()
             order.unlink()
+            if what.startswith("commit "):
+                say(m.CommitAsked(RANK, LIFE, generation, int(what.split()[1]), 2))
+                continue
             if what == "raise":
                 say(m.WorkerRaised(RANK, LIFE, Raised(5, "ValueError: the data is wrong", "Traceback\nValueError")))
             if what in ("raise", "exit"):

@@ -34,14 +34,16 @@ NODES = ("local0", "local1", "local2")
 class Job:
     """One manager in a task; `folder` is what its workers look into."""
 
-    def __init__(self, folder: Path, settings: list[str], command: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, folder: Path, settings: list[str], command: tuple[str, ...] | None, nodes: tuple[str, ...] = NODES
+    ) -> None:
         self.folder = folder
         request = Request(
             command or (*WORKER, str(folder)), (), None, None, 1, load_config(None, SETTINGS + settings), 3
         )
         job_dir = folder / "job"
         job_dir.mkdir()
-        self.manager = Manager(request, Shape(2, 1, 1), NODES, job_dir, "127.0.0.1", None)
+        self.manager = Manager(request, Shape(2, 1, len(nodes) - 2), nodes, job_dir, "127.0.0.1", None)
         self.task = asyncio.create_task(self.manager.run())
 
     @property
@@ -69,8 +71,10 @@ class Job:
 
 
 @contextlib.asynccontextmanager
-async def job(folder: Path, *settings: str, command: tuple[str, ...] | None = None) -> AsyncIterator[Job]:
-    started = Job(folder, list(settings), command)
+async def job(
+    folder: Path, *settings: str, command: tuple[str, ...] | None = None, nodes: tuple[str, ...] = NODES
+) -> AsyncIterator[Job]:
+    started = Job(folder, list(settings), command, nodes)
     try:
         yield started
     finally:
