@@ -1,4 +1,4 @@
-"""The rungs of checkpoints in a whole manager, with real agents and workers without torch."""
+"""Rungs of the ladder in a whole manager, with real agents and workers without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flashrec.core import events
 from flashrec.core.types import Phase
 from tests.manager.test_whole_manager import NODES, Job, job, play, replayed
 
@@ -36,6 +37,19 @@ async def lose_node(it: Job, rank: int) -> None:
     it.manager.control.bar(node, "it is lost")  # else its agent comes back
     it.manager.control.links[node].channel.abort("pulled by the test")
     await it.until(lambda: not it.machine.members.nodes[node].alive)
+
+
+def test_when_nobody_is_lost_nobody_is_replaced(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            await it.running()
+            it.manager.emit(events.TrainingStalled("all ranks wait in the same collective"))
+            await it.running(2)
+            assert [slot.num_lives for slot in it.machine.members.slots] == [1, 1]
+            assert [rung["rung"] for rung in rungs(it)] == ["in process"]
+            assert await it.finish() == 0
+
+    play(scene)
 
 
 def test_without_a_replica_all_ranks_start_again_and_may_commit_older_steps(tmp_path: Path) -> None:
