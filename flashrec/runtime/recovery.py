@@ -19,7 +19,7 @@ import torch
 
 from flashrec.core import events
 from flashrec.core.types import Plan
-from flashrec.runtime import transfer
+from flashrec.runtime import stuck, transfer
 from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
 from flashrec.runtime.mirrors import Mirrors
@@ -169,12 +169,14 @@ class Recovery:
         Superseded when a node has come after all, or another survivor was lost."""
         worker, progress = self._worker, self._worker.progress
         if worker.rank in plan.savers:
-            self._parts.settle_for(progress.v)
-            if self._snapshot.step == progress.v:
-                self._snapshot.restore()
-            progress.generation = plan.generation
             try:
                 assert self.checkpoints is not None
+                if not stuck.await_idle(worker.limits.unblock_timeout_s):
+                    raise NotUnblockable("operations of the step that was cut have not ended")
+                self._parts.settle_for(progress.v)
+                if self._snapshot.step == progress.v:
+                    self._snapshot.restore()
+                progress.generation = plan.generation
                 with worker.groups.among(plan.savers, plan.generation) as group:
                     self.checkpoints.keep(plan.resume_step, "dying", group)
             except BaseException as err:  # torch.distributed.checkpoint raises one that is no Exception
