@@ -63,8 +63,10 @@ class Checkpoints:
         collective does that is cut; nothing of the state has changed then."""
         token = secrets.randbits(62) if _rank(group) == 0 else 0
         missing, token = _sum([0 if self._folder.has(step) else 1, token], group)
-        if not missing:
-            return  # it was completed before the failure after which all ranks came here again
+        if not missing:  # it was completed before the failure after which all ranks came here again
+            if group is not None and _rank(group) == 0:
+                self.kept(step, how, 0.0)
+            return
         start, draft = time.monotonic(), self._folder.draft(step, token)
         self._save(draft, group)
         _sum([], group)

@@ -17,6 +17,7 @@ from tests.runtime import saving
 from tests.runtime.support import Cluster
 
 pytestmark = pytest.mark.torch
+SELDOM = 1_000_000
 
 
 def answer(asked: m.CommitAsked, granted: bool = True) -> m.CommitAnswered:
@@ -57,8 +58,8 @@ def save_what_is_left(cluster: Cluster, lost: int) -> int:
 
 
 def test_survivors_save_together_and_go_on_when_a_node_comes(train) -> None:
-    cluster, folder = train(4)
-    cluster.await_message(events.CheckpointKept, how="saved", step=5)
+    cluster, folder = train(4, every=SELDOM)
+    cluster.await_beat(1, lambda beat: beat.v >= 3, "some steps")
     step = save_what_is_left(cluster, lost=0)
     kept = cluster.await_message(events.CheckpointKept, how="dying")
     assert (kept.step, kept.generation, kept.rank) == (step, 2, 1)
@@ -66,14 +67,22 @@ def test_survivors_save_together_and_go_on_when_a_node_comes(train) -> None:
     assert len(list(path.glob("digest-*"))) == 3 and len(digests(path)) == 1, "three wrote the same state"
     assert json.loads((path / "about.json").read_text())["written_by"] == [1, 2, 3]
     cluster.fence()
-    cluster.start(saving.keep, 0, joins=True, folder=str(folder))
+    cluster.start(saving.keep, 0, joins=True, folder=str(folder), every=SELDOM)
     cluster.await_message(events.WorkerCommitted, count=4, generation=3)
-    cluster.await_message(events.CheckpointKept, how="saved", generation=3)
+
+
+def test_one_that_is_there_already_is_told_as_well(train) -> None:
+    """All ranks save before each step, so the loss falls next to a checkpoint or into one."""
+    cluster, folder = train(3, every=1)
+    cluster.await_message(events.CheckpointKept, how="saved", step=3)
+    step = save_what_is_left(cluster, lost=0)
+    assert cluster.await_message(events.CheckpointKept, how="dying").step == step
+    assert step in CheckpointFolder(folder, 2).steps()
 
 
 def test_a_hook_that_raises_without_the_others_is_told_to_the_manager(train) -> None:
-    cluster, folder = train(3, raises_in="dying")
-    cluster.await_message(events.CheckpointKept, how="saved", step=5)
+    cluster, folder = train(3, raises_in="dying", every=SELDOM)
+    cluster.await_beat(1, lambda beat: beat.v >= 3, "some steps")
     step = save_what_is_left(cluster, lost=2)
     failed = cluster.await_message(events.CheckpointFailed)
     assert (failed.rank, failed.step) == (1, step)
