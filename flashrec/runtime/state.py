@@ -9,8 +9,9 @@ Of a DTensor the local part travels. Its specification says which part of what i
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -90,6 +91,8 @@ class State:
         self._model, self._optimizers, self._objects = model, optimizers, objects
         self._sends_random_state = sends_random_state
         self._aside: list[torch.Tensor] = []  # as the manifest in hand describes them
+        self._before: dict[tuple[str, int], _Known] = {}
+        self._specs: dict[tuple[str, int], _Known] = {}  # those of the newest manifest: with mirrors one a step is made
         # FSDP puts gathered parameters in the place of these while it computes; the optimizer keeps these.
         self._parameters = list(model.named_parameters())
         for name, tensor in self._model_tensors():
@@ -104,9 +107,10 @@ class State:
         """Describe the state as it is now. Raises CannotEncode."""
         self._aside = []
         objects = self._describe_objects(self._aside)
+        self._before, self._specs = self._specs, {}
         return Manifest(
             v=v,
-            model=tuple(TensorSpec.of(name, tensor) for name, tensor in self._model_tensors()),
+            model=tuple(self._spec(name, tensor) for name, tensor in self._model_tensors()),
             optimizers=tuple(self._describe(i, optimizer) for i, optimizer in enumerate(self._optimizers)),
             objects=objects,
             aside=tuple(TensorSpec.of(f"aside {i}", tensor) for i, tensor in enumerate(self._aside)),
@@ -156,6 +160,14 @@ class State:
         if manifest.random is not None:
             seeds.set_state(codec.decode(manifest.random))
 
+    def _spec(self, name: str, tensor: torch.Tensor) -> TensorSpec:
+        key = name, id(tensor)
+        known = self._before.get(key)
+        if known is None or known.tensor() is not tensor or known.looks != _looks(tensor):
+            known = _Known(weakref.ref(tensor), _looks(tensor), TensorSpec.of(name, tensor))
+        self._specs[key] = known
+        return known.spec
+
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
         params: list[tuple[str, torch.Tensor]] = [(f"parameter {name}", param) for name, param in self._parameters]
         return params + [(f"buffer {name}", buffer) for name, buffer in self._model.named_buffers()]
@@ -179,7 +191,7 @@ class State:
             order.append((i, tuple(entries)))
             for key, value in entries.items():
                 if isinstance(value, torch.Tensor):
-                    tensors.setdefault(i, {})[key] = TensorSpec.of(f"{name} parameter {i} {key}", value)
+                    tensors.setdefault(i, {})[key] = self._spec(f"{name} parameter {i} {key}", value)
                 else:
                     values.setdefault(i, {})[key] = value
         return OptimizerSpec(
@@ -189,6 +201,18 @@ class State:
             tensors=tensors,
             order=tuple(order),
         )
+
+
+class _Known(NamedTuple):
+    """What was found out about a tensor. A tensor that is replaced must not be kept alive by it."""
+
+    tensor: weakref.ref[torch.Tensor]
+    looks: tuple[torch.Size, torch.dtype, torch.device]
+    spec: TensorSpec
+
+
+def _looks(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
