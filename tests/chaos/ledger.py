@@ -57,3 +57,23 @@ class Ledger:
             self.refusals.append("torn")
         else:
             self.problems.append(f"refused with {sorted(self.without)} lost and {sorted(torn)} torn: {verdict}")
+
+
+class MirrorLedger(Ledger):
+    """Of a layout in which each rank has only itself and the mirror that the next rank holds. Good for one loss, and
+    for that of a source on top of it: later ones may find what is not mirrored again yet."""
+
+    def judge(self, reports: Mapping[int, Report], verdict: Plan | Impossible) -> None:
+        for rank, report in reports.items():
+            if tuple(report.replicas) != (rank,):
+                self.problems.append(f"rank {rank} says that its replicas are {sorted(report.replicas)}")
+        certain = self.without - self._receiving
+        if isinstance(verdict, Plan):
+            for rank in certain:
+                holder = (rank + 1) % len(self._groups)
+                if rank not in verdict.mirrored or verdict.sources.get(rank) != holder or holder in certain:
+                    self.problems.append(f"a plan that does not restore rank {rank} from its mirror: {verdict}")
+        elif any((rank + 1) % len(self._groups) in self.without for rank in self.without):
+            self.refusals.append("lost")
+        else:
+            self.problems.append(f"refused with {sorted(self.without)} lost: {verdict}")

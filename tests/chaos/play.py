@@ -19,7 +19,7 @@ from flashrec.wire import messages as m
 from tests.chaos.case import SOURCE, After, AtPlace, Case, OnMessage, Together, describe
 from tests.chaos.draw import STEPS
 from tests.chaos.figures import measure
-from tests.chaos.ledger import Ledger
+from tests.chaos.ledger import Ledger, MirrorLedger
 from tests.runtime.attendant import Attendant, Ending
 from tests.runtime.layouts import program
 from tests.runtime.layouts.layout import TABLE
@@ -56,7 +56,9 @@ class _Game:
         self._case, self._folder = case, folder
         self._cluster = Cluster(folder, case.world_size)
         self._cluster.watch, self._cluster.decide = self._watch, self._decide
-        self._ledger = Ledger(TABLE[case.layout].replica_groups(case.world_size))
+        layout = TABLE[case.layout]
+        kind = MirrorLedger if layout.is_mirrored else Ledger
+        self._ledger = kind(layout.replica_groups(case.world_size))
         self._tried: set[int] = set()
         self._fired: set[int] = set()
         self._resumed_at = 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from flashrec.core.commit import Impossible
 from flashrec.core.types import Plan, Report
-from tests.chaos.ledger import Ledger
+from tests.chaos.ledger import Ledger, MirrorLedger
 
 PAIRS = (frozenset({0, 2}), frozenset({1, 3}))
 REFUSED = Impossible((1,), "no replica")
@@ -78,3 +78,23 @@ def test_a_refusal_for_a_torn_state_is_told_apart() -> None:
     ledger.lose(1, life=1)
     ledger.judge(reports(1, 3), REFUSED)
     assert (ledger.problems, ledger.refusals) == ([], ["torn"])
+
+
+def test_a_mirrored_rank_is_restored_by_the_next_one_or_lost_with_it() -> None:
+    def ledger(*lost: int) -> MirrorLedger:
+        made = MirrorLedger([frozenset([rank]) for rank in range(3)])
+        for rank in lost:
+            made.lose(rank, 1)
+        return made
+
+    alone = {rank: Report(3, 2, 2, True, (rank,)) for rank in range(3)}
+    right, wrong, both = ledger(1), ledger(1), ledger(1, 2)
+    right.judge(alone, Plan(2, 3, (), {1: 2}, "", mirrored=(1,)))
+    wrong.judge(alone, Plan(2, 3, (), {1: 0}, "", mirrored=(1,)))
+    wrong.judge(alone, Plan(2, 3, (), {1: 2}, ""))
+    wrong.judge(alone, Impossible((1,), ""))
+    both.judge(alone, Impossible((1,), ""))
+    assert not right.problems and len(wrong.problems) == 3
+    assert not both.problems and both.refusals == ["lost"]
+    both.judge(alone, Plan(2, 3, (), {1: 2, 2: 0}, "", mirrored=(1, 2)))
+    assert len(both.problems) == 1

@@ -44,12 +44,19 @@ def case_of(layout: Layout, column: Column, index: int = 0) -> Case:
     victim = (layout.world_size - 1 + number) % layout.world_size
     faults = [Fault(victim, AtPlace(column.step, column.place), column.how)]
     if column.also:
-        source = min(next(group for group in layout.replica_groups(layout.world_size) if victim in group) - {victim})
+        source = _source_of(victim, layout)
         faults.append(Fault(source, AtPlace(-1, column.also)))
     return Case(layout.name, layout.world_size, tuple(faults), patience_s=5.0, seed=0, index=index)
 
 
+def _source_of(victim: int, layout: Layout) -> int:
+    """Who will restore it: of its replicas the lowest, or the holder of its mirror, each rank being a node."""
+    if layout.is_mirrored:
+        return (victim + 1) % layout.world_size
+    return min(next(group for group in layout.replica_groups(layout.world_size) if victim in group) - {victim})
+
+
 def columns_for(layout: Layout) -> tuple[Column, ...]:
-    """A layout without replicas is hit once, and that must be refused. Where two ranks hold a shard, losing the source,
-    too, must be refused as well."""
+    """A layout without replicas is hit once, and that must be refused. Where two ranks hold a shard, or one and
+    the holder of its mirror, losing the source, too, must be refused as well."""
     return tuple(COLUMNS.values()) if layout.is_protected else (COLUMNS["late-backward"],)

@@ -62,7 +62,8 @@ def row_of(layout: Layout, results: dict[str, Result]) -> Row:
 def word_for(layout: Layout, column: str, result: Result) -> str:
     """A refusal is right where no replica is left, and only there."""
     groups = layout.replica_groups(layout.world_size)
-    may_refuse = not layout.is_protected or (column == "source" and min(map(len, groups)) == 2)
+    two_hold_it = layout.is_mirrored or min(map(len, groups)) == 2
+    may_refuse = not layout.is_protected or (column == "source" and two_hold_it)
     if result.verdict == "refused" and not may_refuse:
         return "refused, but a replica was left"
     if result.verdict in ("right", "missed") and not layout.is_protected:

@@ -66,7 +66,8 @@ class Layout:
         if self.groups:
             return tuple(map(frozenset, self.groups))
         everybody = range(world_size)
-        return tuple(frozenset([rank]) for rank in everybody) if self.reason else (frozenset(everybody),)
+        alone = self.reason or self.is_mirrored
+        return tuple(frozenset([rank]) for rank in everybody) if alone else (frozenset(everybody),)
 
     def build(self) -> Setup:
         module = importlib.import_module(f"tests.runtime.layouts.{self.module}")
@@ -103,8 +104,8 @@ TABLE = {
         Layout("hsdp_compiled", 4, "sharded", "hsdp_compiled", groups=((0, 2), (1, 3)), cells=()),
         Layout("tp", 4, "sharded", "tp", groups=((0, 2), (1, 3)), cells=()),
         Layout("hsdp_tp", 8, "sharded", "hsdp_tp", groups=((0, 4), (1, 5), (2, 6), (3, 7)), cells=()),
-        Layout("zero1_mirrored", 3, "zero1", "over_all_mirrored", worlds=(2, 3, 4), is_mirrored=True),
-        Layout("fsdp2_mirrored", 2, "sharded", "fsdp2_mirrored", worlds=(2, 4), is_mirrored=True),
+        Layout("zero1_mirrored", 3, "zero1", "over_all_mirrored", worlds=(2, 3, 4), is_mirrored=True, cells=()),
+        Layout("fsdp2_mirrored", 2, "sharded", "fsdp2_mirrored", worlds=(2, 4), is_mirrored=True, cells=()),
         Layout("fsdp2", 2, "sharded", "fsdp2", reason="FSDP alone: each shard exists once", worlds=(2, 4), cells=()),
     )
 }  # fmt: skip

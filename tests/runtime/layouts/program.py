@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 import flashrec
 from flashrec.runtime.limits import Limits
 from tests.runtime import programs
-from tests.runtime.layouts import recovery_faults
+from tests.runtime.layouts import mirror_faults, recovery_faults
 from tests.runtime.layouts.layout import TABLE, Setup
 
 PLACES = ("forward", "backward", "after-backward", "before-vote", "in-optimizer", "after-optimizer", "between")
@@ -29,11 +29,13 @@ def train(
     limits: dict[str, float] | None = None,
 ) -> None:
     """faults: (rank, life, step, place), place one of PLACES, `micro-<n>` (after the n-th forward of a micro-batch), or
-    one of `recovery_faults.PLACES` (then the step is -1), with `stop-` before it for SIGSTOP. Each loss is written when
-    it is known, so that those are kept which a life that dies has computed, or which belong to a step that is cut."""
+    one of `recovery_faults.PLACES` (then the step is -1) or of `mirror_faults.PLACES`, with `stop-` before it for
+    SIGSTOP. Each loss is written when it is known, so that those are kept which a life that dies has computed, or which
+    belong to a step that is cut."""
     programs.start(Limits(**(programs.LIMITS.__dict__ | (limits or {}))))
     hit = programs.Faults(list(faults))
     recovery_faults.install(hit.visit)
+    mirror_faults.install(hit.visit)
     hit.visit(-1, "init")
     setup = TABLE[layout].build()
     setup.optimizers[-1].register_step_post_hook(lambda *_: hit.visit(where[0], "end-of-optimizer"))  # before it votes
