@@ -23,7 +23,7 @@ from flashrec.runtime.timeline import Timeline
 
 logger = logging.getLogger("flashrec.runtime")
 _MAX_REASON_BYTES = 192
-_LOST = "losing one ends the job with exit code 75, and the next job goes on from your checkpoint"
+_LOST = "losing one sends all ranks back to a checkpoint (session.checkpoint), or ends the job with exit code 75"
 _HINT = "use HSDP or DDP over several replicas, or Session(replicas=…) if you know better"
 
 
