@@ -7,7 +7,6 @@ healed by another, so everything is looked up anew.
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from flashrec.devcluster.errors import DevClusterError
 from flashrec.devcluster.process import InitRecord, load_init_record
 from flashrec.devcluster.requirements import SEARCH_PATH, find_program
 from flashrec.devcluster.spec import Layout
+from flashrec.transport.readable import await_readable
 
 _BOOT_TIMEOUT_S = 20.0
 
@@ -149,7 +149,7 @@ def boot_all(stations: Sequence[Station]) -> None:
 
 def _await_identity(station: Station, launcher: subprocess.Popen[str], deadline: float) -> InitRecord:
     assert launcher.stdout is not None and launcher.stderr is not None
-    if not select.select([launcher.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    if not await_readable([launcher.stdout], deadline - time.monotonic()):
         raise DevClusterError(f"{station.name}: did not boot within {_BOOT_TIMEOUT_S:g} s")
     line = launcher.stdout.readline()
     if not line:

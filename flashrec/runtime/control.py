@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
 import socket
 import threading
 import time
@@ -30,6 +29,7 @@ from flashrec.runtime.environment import Environment
 from flashrec.runtime.progress import Progress
 from flashrec.transport.handshake import connect_authenticated, receive_exactly
 from flashrec.transport.paths import stacks_path
+from flashrec.transport.readable import await_readable
 from flashrec.wire import messages as m
 from flashrec.wire.frames import FrameReader, ProtocolError, encode, frame, to_worker
 
@@ -121,7 +121,7 @@ class Control:
             for payload in pending:
                 self._receive(payload, board, on_fence)
             try:
-                readable, _, _ = select.select([self._socket], [], [], self.welcome.lease_s)
+                readable = await_readable([self._socket], self.welcome.lease_s)
                 data = self._socket.recv(_READ_BYTES) if readable else None
             except OSError as err:
                 data = b""

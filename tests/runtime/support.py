@@ -202,7 +202,11 @@ class Cluster:
                 process.kill()
         for process in self.processes.values():
             process.join(10)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts, and with it what that one holds
         self._listener.close()
+        with self._changed:
+            self._links = {}
 
     # ---- control plane
 

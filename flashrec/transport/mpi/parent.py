@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from flashrec.transport.mpi.words import ToChild, Word, pack, to_child
+from flashrec.transport.readable import await_readable
 from flashrec.wire.frames import FrameReader
 
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +44,7 @@ class Parent:
     def hear(self, timeout_s: float | None, others: Sequence[Any] = ()) -> list[ToChild]:
         """Words that have come, after at most `timeout_s` (None: however long it takes). Returns early, with nothing,
         when one of `others` is readable."""
-        ready, _, _ = select.select([self._in, *others], [], [], timeout_s)
+        ready = await_readable([self._in, *others], timeout_s)
         if self._in not in ready:
             return []
         data = os.read(self._in, _READ_BYTES)
