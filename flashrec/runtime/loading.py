@@ -39,6 +39,7 @@ def source_of(loader: Any, seed: int, stop: Stop) -> Source:
     """Raises TypeError, ValueError, NotImplementedError that say what about `loader` cannot be repeated."""
     if not hasattr(loader, "__iter__") or isinstance(loader, Iterator):
         raise TypeError(f"session.data(…) takes a loader that can be iterated anew, not a {type(loader).__name__}")
+    loader = _inside_of(loader)
     if not isinstance(loader, DataLoader):
         return InOrder(loader, seed)
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
@@ -50,6 +51,20 @@ def source_of(loader: Any, seed: int, stop: Stop) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         return InOrder(_rebuilt(loader) if type(loader) is DataLoader else loader, seed)
     return ByIndex(loader, seed, stop)
+
+
+def _inside_of(loader: Any) -> Any:
+    """The DataLoader in one that Accelerate has prepared: its own iterator begins with a broadcast of random states,
+    which a replacement cannot take part in. Its samplers share out the batches without one."""
+    inside = getattr(loader, "base_dataloader", None)
+    if not isinstance(inside, DataLoader):
+        return loader
+    if hasattr(loader, "slice_fn"):
+        raise NotImplementedError(
+            "this loader of Accelerate reads on rank 0 and sends the others their parts, which a replacement cannot "
+            "take part in: DataLoaderConfiguration(dispatch_batches=False), or a data set with indices"
+        )
+    return inside
 
 
 class ByIndex:
