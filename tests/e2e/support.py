@@ -39,19 +39,21 @@ class LocalJob:
         spares: int = 1,
         settings: Sequence[str] = (),
         command: Sequence[str] | None = None,
+        train: Sequence[str] = (),
+        per_node: int = 2,
     ) -> None:
+        """train: another script than the example's, and its arguments."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.out, self.job_dir = folder, folder / "out", folder / "job"
         self.faults = FaultDirectory(folder / "faults")
         self.plan = FaultPlan(str(self.faults.path), tuple(faults))
         inject = ["-m", "flashrec.testing.inject", str(self.faults.write_plan(self.plan)), "--"] if faults else []
-        script = command or [
-            sys.executable, *inject, str(TRAIN), "--steps", str(steps), "--out", str(self.out), *SMALL,
-        ]  # fmt: skip
+        train = train or [str(TRAIN), "--steps", str(steps), "--out", str(self.out), *SMALL]
+        script = command or [sys.executable, *inject, *train]
         options = [word for setting in settings for word in ("--set", setting)]
         argv = [
-            *FLASHREC, "run", "--local", "--nodes", str(nodes), "--ntasks-per-node", "2", "--spares", str(spares),
-            "--job-dir", str(self.job_dir), *QUICK, *options, "--", *script,
+            *FLASHREC, "run", "--local", "--nodes", str(nodes), "--ntasks-per-node", str(per_node),
+            "--spares", str(spares), "--job-dir", str(self.job_dir), *QUICK, *options, "--", *script,
         ]  # fmt: skip
         self.journal = Journal(self.job_dir)
         with (folder / "output").open("wb") as output:
