@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv install-system lint format test test-fast test-torch test-matrix test-chaos test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi bench-overhead bench-seam
+.PHONY: help venv integrations install-system lint format test test-fast test-torch test-matrix test-chaos test-packages test-slurm demo clean bench-detection bench-false-positives bench-mpi bench-overhead bench-seam
 
 VENV ?= .venv
 # Another index for torch, e.g. https://download.pytorch.org/whl/cpu for a smaller download without CUDA.
@@ -39,6 +39,7 @@ help:
 	@echo "  make lint         what continuous integration checks before the tests"
 	@echo "  make format       let ruff and clang-format rewrite our files"
 	@echo "  make venv         a virtual environment in $(VENV) with CPU torch and flashrec (editable)"
+	@echo "  make integrations Accelerate, transformers and Lightning into $(VENV), for the tests of these; 230 MB"
 	@echo "  make install-system   the missing system packages, through apt-get"
 	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
 	@echo "  make bench-overhead [ARGS='--blocks 5']   a step with recovery against the same step under plain torch; minutes"
@@ -62,6 +63,11 @@ $(VENV)/.installed: pyproject.toml
 	@$(VENV)/bin/python -m pip install -q -e ".[torch,mpi,nvidia,stacks,dev]"
 	@touch $@
 
+FRAMEWORKS = accelerate lightning transformers
+integrations: venv
+	@$(VENV)/bin/python -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))' \
+		$(FRAMEWORKS) || $(VENV)/bin/python -m pip install -q -e ".[huggingface,lightning]"
+
 lint: install-system venv
 	$(VENV)/bin/ruff check $(PYTHON_FILES)
 	$(VENV)/bin/ruff format --check $(PYTHON_FILES)
@@ -75,7 +81,7 @@ format: install-system venv
 	$(VENV)/bin/ruff format $(PYTHON_FILES)
 	$(if $(C_FILES),clang-format -i $(C_FILES))
 
-test: install-system venv
+test: install-system venv integrations
 	$(SUDO) $(VENV)/bin/python -m pytest $(PYTEST)
 
 test-packages: install-system venv
