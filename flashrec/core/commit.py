@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import msgspec
 
 from flashrec.core.mirrors import assign_holders
-from flashrec.core.replicas import assign_sources
+from flashrec.core.replicas import assign_sources, assign_stripes
 from flashrec.core.types import Plan, Report
 
 
@@ -61,6 +61,7 @@ def decide(
     back = [rank for rank in lost if resume_step in reports[rank].keeps]
     targets = [rank for rank in lost if rank not in back]
     sources, orphans = assign_sources(targets, [*ready, *back], forward, reports)
+    stripes = assign_stripes(sources, ready, reports)
     moved = {rank: rank for rank in orphans if rank in standing_by and standing_by[rank].v == resume_step}
     sources, orphans = sources | moved, tuple(rank for rank in orphans if rank not in moved)
     mirrored, orphans = assign_holders(orphans, resume_step, [*ready, *back, *forward], reports)
@@ -77,6 +78,7 @@ def decide(
         reason,
         mirrored=tuple(mirrored),
         goes_back=tuple(back),
+        stripes=stripes,
     )
 
 

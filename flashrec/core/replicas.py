@@ -2,7 +2,8 @@
 
 A source must be in the replica group of the target, hold a valid state, and be (or be about to be, after its own
 optimizer step) at the resume step. Work is spread: the least loaded candidate sends, ranks that are already there
-before ranks that must roll forward first, then the lowest rank.
+before ranks that must roll forward first, then the lowest rank. Candidates that are left without work then send parts
+(stripes) of the state of a target that already has a source.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flashrec.core.types import Report
+
+MAX_STRIPES = 4  # sources of one target: beyond that its own network and memory are the limit
 
 
 def assign_sources(
@@ -30,6 +33,22 @@ def assign_sources(
         load[source] += 1
         sources[target] = source
     return sources, tuple(orphans)
+
+
+def assign_stripes(
+    sources: Mapping[int, int], ready: Sequence[int], reports: Mapping[int, Report]
+) -> dict[int, tuple[int, ...]]:
+    """Return target -> further sources, for those that have any. Each sends to one target only, so nobody waits for
+    anybody; at most MAX_STRIPES sources a target."""
+    busy = set(sources.values())
+    groups = {target: replica_group(target, reports) for target in sources}
+    stripes: dict[int, tuple[int, ...]] = {}
+    for rank in sorted(set(ready) - busy):
+        having = [t for t in groups if rank in groups[t] and len(stripes.get(t, ())) < MAX_STRIPES - 1]
+        if having:
+            target = min(having, key=lambda t: (len(stripes.get(t, ())), t))
+            stripes[target] = (*stripes.get(target, ()), rank)
+    return stripes
 
 
 def replica_group(rank: int, reports: Mapping[int, Report]) -> frozenset[int]:

@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step.
     savers: nobody goes on; these ranks bring themselves to the resume step and write a checkpoint of it together.
     mirrored: the targets whose source sends the mirror that it holds of them. goes_back: ranks that take their state
-    from the copy that they keep themselves."""
+    from the copy that they keep themselves. stripes: target rank -> further ranks that send parts of the same state."""
 
     generation: int
     resume_step: int
@@ -66,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     savers: tuple[int, ...] = ()
     mirrored: tuple[int, ...] = ()
     goes_back: tuple[int, ...] = ()
+    stripes: dict[int, tuple[int, ...]] = {}
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -146,7 +146,7 @@ class Recovery:
             )
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        served = [t for t, source in plan.sources.items() if source == worker.rank and t != worker.rank]
+        served = [t for t in plan.sources if t != worker.rank and worker.rank in _sources(plan, t)]
         for target in sorted(served):
             self._serve(plan, target)
         self._parts.complete()
@@ -208,6 +208,8 @@ class Recovery:
                 self._state,
                 worker.limits.transfer_timeout_s,
                 Moving("receiving", worker.timeline),
+                sources=_sources(plan, worker.rank),
+                check=lambda: self._check_current(plan),
             )
         if moved.manifest.v != plan.resume_step:
             raise RecoveryFailed(f"the source sent step {moved.manifest.v}, the plan says {plan.resume_step}")
@@ -247,6 +249,10 @@ class Recovery:
             self._holding(plan, target),
             worker.limits.transfer_timeout_s,
             Moving("sending", worker.timeline),
+            source=worker.rank,
+            num_sources=len(_sources(plan, target)),
+            patience_s=worker.limits.resume_timeout_s,
+            check=lambda: self._check_current(plan),
         )
         self._mark_moved("sent", plan, moved, watch)
 
@@ -258,7 +264,7 @@ class Recovery:
         return transfer.Holding.of(self._state, self._worker.progress.v, self._parts.describe())
 
     def _restore_store(self, plan: Plan, target: int):  # type: ignore[no-untyped-def]
-        members = (plan.sources[target], target)
+        members = (*_sources(plan, target), target)
         return self._worker.store(f"restore/{target}", members, plan.generation, self._worker.limits.form_timeout_s)
 
     def _check_current(self, plan: Plan) -> None:
@@ -270,3 +276,8 @@ class Recovery:
         self._worker.timeline.mark(
             what, generation=plan.generation, bytes=moved.num_bytes, ms=ms, gb_per_s=moved.num_bytes / ms / 1e6
         )
+
+
+def _sources(plan: Plan, target: int) -> tuple[int, ...]:
+    """Ranks that send the state of `target`, all or parts of it; the first one what they may differ in."""
+    return (plan.sources[target], *plan.stripes.get(target, ()))

@@ -40,6 +40,11 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return cls(name, tuple(part.shape), codec.dtype_name(part.dtype), part.device.type, sharding)
 
     @property
+    def is_replicated(self) -> bool:
+        """Parameters and their optimizer state are equal on all replicas; buffers and objects may differ by rank."""
+        return self.name.startswith(("parameter ", "optimizer "))
+
+    @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * codec.dtype_of(self.dtype).itemsize
 

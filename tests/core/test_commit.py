@@ -69,6 +69,32 @@ def test_sources_are_spread_and_prefer_those_that_are_already_there() -> None:
     plan = decide(2, reports)
     assert isinstance(plan, Plan)
     assert plan.sources == {3: 1, 4: 2, 5: 1}
+    assert plan.stripes == {}, "those who roll forward are no further sources"
+
+
+def test_who_is_left_without_work_sends_a_part_of_the_state() -> None:
+    group = tuple(range(8))
+    reports = {rank: said(8, 7, 7, replicas=group) for rank in range(5)} | {
+        rank: Report(-1, -1, -1, False, group) for rank in (5, 6)
+    }
+    reports[7] = said(7, 7, 7, replicas=group)
+    plan = decide(2, reports)
+    assert isinstance(plan, Plan)
+    assert plan.roll_forward == (7,)
+    assert plan.sources == {5: 0, 6: 1}
+    assert plan.stripes == {5: (2, 4), 6: (3,)}
+
+
+def test_a_target_has_no_more_than_four_sources() -> None:
+    reports = {rank: said(8, 7, 7, replicas=tuple(range(9))) for rank in range(8)}
+    plan = decide(2, reports | {8: Report(-1, -1, -1, False, tuple(range(9)))})
+    assert isinstance(plan, Plan) and plan.sources == {8: 0} and plan.stripes == {8: (1, 2, 3)}
+
+
+def test_only_replicas_send_parts() -> None:
+    reports = {rank: said(8, 7, 7, replicas=(rank % 2, rank % 2 + 2, rank % 2 + 4)) for rank in range(5)}
+    plan = decide(2, reports | {5: Report(-1, -1, -1, False, (1, 3, 5))})
+    assert isinstance(plan, Plan) and plan.sources == {5: 1} and plan.stripes == {5: (3,)}
 
 
 def test_a_source_holds_the_same_shard() -> None:

@@ -288,6 +288,12 @@ class RecoveryModel(RuleBasedStateMachine):
             if source is None or source.mode not in ("formed", "restored", "standing by"):
                 return
             assert not source.torn and source.content == plan.resume_step, "copied from a torn or older state"
+            further = plan.stripes.get(process.rank, ())
+            assert not {giver, *further} & plan.sources.keys() or giver == process.rank, "a target is a source"
+            for other in (self.live.get(rank) for rank in further):
+                if other is None or other.mode not in ("formed", "restored"):
+                    return
+                assert not other.torn and other.content == plan.resume_step, "a part of a torn or older state"
             process.content = process.v = source.content
             process.torn, process.voted, process.passed = False, source.v - 1, source.v - 1
         process.mode = "restored"

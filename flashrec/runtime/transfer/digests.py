@@ -1,39 +1,52 @@
-"""One SHA-256 per tensor, beside the copying, and one over all of them."""
+"""One digest per piece, taken while its bytes are in the cache: before they leave, and as they arrive.
+
+XXH3 with 128 bits, because what it has to find are faults of memory and network, not forgeries: connections are
+authenticated (decision 0035). It reads 10 to 18 GB/s on a core where SHA-256 reads 1.1 to 2.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import torch
+import xxhash
 
-_BUFFERS_PER_CALL = 512
-_BYTES_PER_BATCH = 16 << 20
-_HASH_THREADS = 2
+DIGEST_BYTES = 16
+_PORTION_BYTES = 512 << 10  # fits the cache of a core
 
 
-def batched(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors that travel in one system call and are hashed by one task."""
-    batch: list[torch.Tensor] = []
+class Digest:
+    """Of one piece."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def update(self, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self._hash.update(view)
+
+    def value(self) -> bytes:
+        return self._hash.digest()
+
+
+def portions(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes again, in lists of at most half a megabyte."""
+    portion: list[memoryview] = []
     size = 0
-    for tensor in tensors:
-        batch.append(tensor)
-        size += tensor.nbytes
-        if len(batch) == _BUFFERS_PER_CALL or size >= _BYTES_PER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    for view in views:
+        at = 0
+        while at < len(view):
+            step = min(len(view) - at, _PORTION_BYTES - size)
+            portion.append(view[at : at + step])
+            at += step
+            size += step
+            if size == _PORTION_BYTES:
+                yield portion
+                portion, size = [], 0
+    if portion:
+        yield portion
 
 
-def hashing() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="flashrec-digest")
-
-
-def digests_of(views: list[memoryview]) -> list[bytes]:
-    return [hashlib.sha256(view).digest() for view in views]
-
-
-def combined(digests: tuple[bytes, ...]) -> str:
+def combined(digests: Sequence[bytes]) -> str:
+    """One text for the digests of all pieces, in the order of the pieces."""
     return hashlib.sha256(b"".join(digests)).hexdigest()

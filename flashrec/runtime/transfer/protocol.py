@@ -1,18 +1,24 @@
-"""State from a source to a target, over one authenticated TCP connection, straight into existing memory.
+"""State from its sources to a target, over authenticated TCP connections, straight into existing memory.
 
-    target                                    source
+    target                                    source, on each of its connections
     listens; its address is a key of group "restore/<target>"
                          ◄── (handshake) ───  connects
-                         ◄── manifest ──────  frame
+                         ◄── Hello ─────────  who, how many connections; on the first one with the manifest
     allocates what is missing
-                         ─── ready ────────►  frame
-                         ◄── tensors ───────  their bytes, in the order of the manifest
-                         ◄── digests ───────  frame: one SHA-256 per tensor
-    compares
-                         ─── verified ─────►  frame
+                         ─── Ready ─────────►  on the first connection; the source opens the others
+    for one piece after the other
+                         ─── Want ──────────►
+                         ◄── bytes, digest ─
+    compares; and for some pieces that another source has sent
+                         ─── Want(check) ───►
+                         ◄── digest ────────
+    when all pieces are there
+                         ─── Done ──────────►
 
-SHA-256 because common CPUs have instructions for it (2 GB/s a core here; BLAKE2b 1.3); it runs beside the copying.
-A fence shuts the connection from the control thread.
+The target asks, so that a source or connection that is slower simply sends less. Two requests are on their way on each
+connection, so that it never idles. What one request asks for is a piece, see `pieces`; both ends cut the state alike.
+
+Any error ends the transfer: all its connections are shut. A fence shuts them from the control thread.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -31,8 +37,6 @@ from flashrec.wire.frames import ProtocolError, frame
 
 MAX_MANIFEST_BYTES = 1 << 30
 _LENGTH = struct.Struct("!I")
-_SOCKET_BUFFER_BYTES = 4 << 20
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -42,22 +46,40 @@ class Address(msgspec.Struct, frozen=True):
     port: int
 
 
-class Digests(msgspec.Struct, frozen=True):
-    digests: tuple[bytes, ...]
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first frame of a connection. source: rank. streams: connections that this source opens, with this one.
+    manifest: on the first of them only."""
+
+    source: int
+    streams: int
+    manifest: Manifest | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The target to the source, twice: ready for the tensors; then all digests are equal. error: '' means yes."""
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The target has room for this state."""
 
-    error: str
+
+class Want(msgspec.Struct, frozen=True, tag=True):
+    """Send this piece and its digest; check: its digest only."""
+
+    piece: int
+    check: bool = False
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The last frame of a connection. error: why the target does not take this state, '' when all is there. digest:
+    over all pieces."""
+
+    error: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What one transfer has moved."""
+    """What one transfer has moved; on a source, what it has sent itself."""
 
     num_bytes: int
-    digest: str  # over all tensor digests, hexadecimal
+    digest: str  # over the digests of all pieces, hexadecimal
     manifest: Manifest
 
 
@@ -90,10 +112,9 @@ def unheard(num_bytes: int) -> None:
 
 
 def tune(connection: socket.socket, timeout_s: float) -> None:
+    """timeout_s: longest silence. Buffers are left to the kernel, which lets them grow further than we may."""
     connection.settimeout(timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
 
 
 def send_all(connection: socket.socket, views: list[memoryview]) -> None:
@@ -107,7 +128,7 @@ def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
     while views:
         received = connection.recvmsg_into(views)[0]
         if not received:
-            raise ConnectionError("the source closed the connection")
+            raise ConnectionError("the other end closed the connection")
         views = _advance(views, received)
 
 
@@ -123,7 +144,8 @@ def send_message(connection: socket.socket, message: msgspec.Struct) -> None:
     connection.sendall(frame(msgspec.msgpack.encode(message), MAX_MANIFEST_BYTES))
 
 
-def receive_message(connection: socket.socket, kind: type[T]) -> T:
+def receive_message(connection: socket.socket, kind: Any) -> Any:
+    """One frame; kind may be a union of tagged structs. Raises OSError, ProtocolError."""
     head = bytearray(_LENGTH.size)
     receive_all(connection, [memoryview(head)])
     (size,) = _LENGTH.unpack(head)
@@ -134,4 +156,4 @@ def receive_message(connection: socket.socket, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.MsgspecError as err:
-        raise ProtocolError(f"not a {kind.__name__}: {err}") from err
+        raise ProtocolError(f"not what is expected here ({kind}): {err}") from err

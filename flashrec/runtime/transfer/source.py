@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
-import torch
-
-from flashrec.runtime import codec
-from flashrec.runtime.transfer.digests import batched, combined, digests_of, hashing
+from flashrec.runtime.transfer.crew import Crew, Tally, unchecked
+from flashrec.runtime.transfer.digests import Digest, portions
 from flashrec.runtime.transfer.holding import Holding
+from flashrec.runtime.transfer.memory import Memory
+from flashrec.runtime.transfer.pieces import Piece, cut
 from flashrec.runtime.transfer.protocol import (
     Address,
-    Digests,
+    Done,
+    Hello,
     Moved,
+    Ready,
     Report,
     Sockets,
-    Verdict,
+    Want,
     receive_message,
     send_all,
     send_message,
@@ -25,6 +27,10 @@ from flashrec.runtime.transfer.protocol import (
     unheard,
 )
 from flashrec.transport.handshake import connect_authenticated
+from flashrec.wire.frames import ProtocolError
+
+MAX_STREAMS = 4  # connections of one source
+MAX_CONNECTIONS = 8  # of one target
 
 
 def send(
@@ -34,36 +40,100 @@ def send(
     holding: Holding,
     timeout_s: float,
     report: Report = unheard,
+    *,
+    source: int = 0,
+    num_sources: int = 1,
+    patience_s: float | None = None,
+    check: Callable[[], None] = unchecked,
 ) -> Moved:
-    """Send what is held to the target at `address`. Raises OSError, also when a fence cut it."""
-    with sockets.watch(socket.create_connection((address.host, address.port), timeout=timeout_s)) as connection:
+    """Send what is held, or a part of it, to the target at `address`.
+
+    source: rank of this one, of `num_sources` that send to the target. timeout_s: longest silence; patience_s: the same
+    while the target waits for other sources. Raises OSError, also when a fence cut it, and what `check` raises.
+    """
+    specs = holding.manifest.specs()
+    pieces, memory, tally = cut(specs), Memory(holding.tensors, specs), Tally(report)
+    memory.settle()
+    streams = num_streams(len(pieces), num_sources)
+    patience_s = timeout_s if patience_s is None else patience_s
+    digests: list[str] = []
+
+    def serve(hello: Hello) -> None:
+        connection = crew.add(socket.socket(_family(address)))
         tune(connection, timeout_s)
+        connection.connect((address.host, address.port))
         connect_authenticated(connection, secret)
-        send_message(connection, holding.manifest)
-        _check(connection)
-        with hashing() as pool:
-            digests, num_bytes = _send_tensors(connection, holding.tensors, pool, report)
-        send_message(connection, Digests(digests))
-        _check(connection)
-    return Moved(num_bytes, combined(digests), holding.manifest)
+        send_message(connection, hello)
+        if hello.manifest is not None:
+            _await_ready(connection, patience_s)
+            for _ in range(1, streams):
+                crew.start(lambda: serve(Hello(source, streams)))
+        digests.append(_serve(connection, pieces, memory, tally, timeout_s, patience_s))
+
+    with Crew(sockets, check) as crew:
+        serve(Hello(source, streams, holding.manifest))
+        crew.join()
+    return Moved(tally.num_bytes, digests[0], holding.manifest)
 
 
-def _send_tensors(
-    connection: socket.socket, tensors: Sequence[torch.Tensor], pool: ThreadPoolExecutor, report: Report
-) -> tuple[tuple[bytes, ...], int]:
-    hashes: list[Future[list[bytes]]] = []
-    num_bytes = 0
-    for batch in batched(tensors):
-        views = [codec.tensor_bytes(tensor.detach().cpu().contiguous()) for tensor in batch]
-        hashes.append(pool.submit(digests_of, views))
-        num_bytes += sum(map(len, views))
-        send_all(connection, views)
-        report(num_bytes)
-    return tuple(digest for future in hashes for digest in future.result()), num_bytes
+def num_streams(num_pieces: int, num_sources: int) -> int:
+    """Connections of each source: more than one to fill a path, no more than there are cores and pieces for."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MAX_STREAMS, MAX_CONNECTIONS // num_sources, cores, num_pieces // 2))
 
 
-def _check(connection: socket.socket) -> None:
-    error = receive_message(connection, Verdict).error
-    if error:
+def _await_ready(connection: socket.socket, patience_s: float) -> None:
+    connection.settimeout(patience_s)
+    _check(receive_message(connection, Ready | Done))
+
+
+def _serve(
+    connection: socket.socket,
+    pieces: Sequence[Piece],
+    memory: Memory,
+    tally: Tally,
+    timeout_s: float,
+    patience_s: float,
+) -> str:
+    """Send what is asked for until all is there. Returns the digest over everything."""
+    stage = memory.stage()
+    while True:
+        connection.settimeout(patience_s)
+        request = receive_message(connection, Want | Done)
+        connection.settimeout(timeout_s)
+        if isinstance(request, Done):
+            _check(request)
+            return request.digest
+        if not 0 <= request.piece < len(pieces):
+            raise ProtocolError(f"the target asks for piece {request.piece} of {len(pieces)}")
+        views = stage.gather(pieces[request.piece])
+        if request.check:
+            send_all(connection, [memoryview(_digest(views))])
+        else:
+            send_piece(connection, views)
+            tally.add(pieces[request.piece].num_bytes)
+
+
+def send_piece(connection: socket.socket, views: list[memoryview]) -> None:
+    """The bytes, then their digest."""
+    digest = Digest()
+    for portion in portions(views):
+        digest.update(portion)
+        send_all(connection, portion)
+    send_all(connection, [memoryview(digest.value())])
+
+
+def _digest(views: list[memoryview]) -> bytes:
+    digest = Digest()
+    digest.update(views)
+    return digest.value()
+
+
+def _check(answer: Ready | Done) -> None:
+    if isinstance(answer, Done) and answer.error:
         # The target ends with this error and is replaced; the source is sound and waits for the fence.
-        raise ConnectionError(f"the target refuses the state: {error}")
+        raise ConnectionError(f"the target refuses the state: {answer.error}")
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]

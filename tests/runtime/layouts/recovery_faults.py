@@ -1,7 +1,7 @@
 """Places inside a recovery at which a worker can be hit from within, for what no message tells from outside.
 
-    forming ─► (groups are built) ─► formed ─► sending: half of the first batch of tensors is on its way
-                                            └► receiving: half of the first batch of tensors has come
+    forming ─► (groups are built) ─► formed ─► sending: half of the first piece of tensors is on its way
+                                            └► receiving: half of the first piece of tensors has come
 
 A place is visited in every recovery of a life; a fault there has the step -1 and fires the first time.
 """
@@ -9,6 +9,7 @@ A place is visited in every recovery of a life; a fault there has the step -1 an
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,9 @@ PLACES = ("forming", "formed", "sending", "receiving")
 
 def install(visit: Callable[[int, str], None]) -> None:
     """Let `visit(-1, place)` be called at each of the places of this process."""
-    form, send_tensors, receive_tensors = Groups.form, source._send_tensors, target._receive_tensors
+    form, send_tensors, receive_tensors = Groups.form, source.send_piece, target.receive_piece
     send_all, receive_all = source.send_all, target.receive_all
-    inside = [""]
+    inside = threading.local()  # each connection has a thread
 
     def form_and_visit(self: Groups, *args: Any, **kwargs: Any) -> Any:
         visit(-1, "forming")
@@ -32,17 +33,17 @@ def install(visit: Callable[[int, str], None]) -> None:
 
     def note(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            inside[0] = place
+            inside.place = place
             try:
                 return function(*args, **kwargs)
             finally:
-                inside[0] = ""
+                inside.place = ""
 
         return noted
 
     def halves(place: str, move: Callable[..., None]) -> Callable[..., None]:
         def move_in_two(connection: socket.socket, views: list[memoryview]) -> None:
-            if inside[0] != place:
+            if getattr(inside, "place", "") != place:
                 return move(connection, views)
             first, second = _halved(views)
             move(connection, first)
@@ -52,8 +53,8 @@ def install(visit: Callable[[int, str], None]) -> None:
         return move_in_two
 
     Groups.form = form_and_visit  # type: ignore[method-assign]
-    source._send_tensors = note("sending", send_tensors)
-    target._receive_tensors = note("receiving", receive_tensors)
+    source.send_piece = note("sending", send_tensors)
+    target.receive_piece = note("receiving", receive_tensors)
     source.send_all = halves("sending", send_all)
     target.receive_all = halves("receiving", receive_all)
 
