@@ -43,6 +43,7 @@ help:
 	@echo "  make install-system   the missing system packages, through apt-get"
 	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
 	@echo "  make bench-overhead [ARGS='--blocks 5']   a step with recovery against the same step under plain torch; minutes"
+	@echo "  make bench-restore [ARGS='--sizes 16,256']   a state on its way to a replacement, against bare TCP; minutes"
 	@echo "  make bench-seam   an all-reduce through our groups against one through torch's own; minutes. TORCH= as in test-torch"
 	@echo "  make bench-mpi [ARGS='--agents 8 100']   what heartbeats over MPI cost; minutes"
 	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
@@ -126,6 +127,11 @@ bench-detection: install-system venv
 bench-overhead: venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(VENV)/bin/python -m benchmarks.overhead $(ARGS)
+
+.PHONY: bench-restore
+bench-restore: venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(VENV)/bin/python -m benchmarks.restore $(ARGS)
 
 bench-seam:
 	@$(MAKE) --no-print-directory venv VENV=$(TORCH_VENV)
