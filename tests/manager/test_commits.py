@@ -21,7 +21,7 @@ class Job:
         members = Members(("n1", "n2"), 2, 1)
         for slot in members.slots:
             slot.state, slot.incarnation = "up", 1
-        self.machine: Any = SimpleNamespace(generation=2, training=2, members=members)
+        self.machine: Any = SimpleNamespace(generation=2, training=2, num_loads=0, members=members)
         self.sent: list[tuple[str, m.CommitAnswered]] = []
         self.control: Any = SimpleNamespace(send=lambda node, message: self.sent.append((node, message)))
         self.notes: list[dict[str, Any]] = []
@@ -97,3 +97,10 @@ def test_a_recovery_that_begins_meanwhile_makes_it_a_no() -> None:
         assert not job.sent[-1][1].granted and "superseded" in job.sent[-1][1].reason
 
     play(scene)
+
+
+def test_after_all_ranks_went_back_older_steps_may_be_committed_again() -> None:
+    job = Job()
+    assert job.ask(100).granted and not job.ask(60).granted
+    job.machine.num_loads = 1
+    assert job.ask(60).granted and not job.ask(50).granted
