@@ -17,7 +17,10 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def frameworks() -> None:
+def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there, and see the only rank of a world."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
     missing = [name for name in ("accelerate", "lightning") if importlib.util.find_spec(name) is None]
     assert not missing, f"{', '.join(missing)} is not installed: make integrations"
 
@@ -30,11 +33,12 @@ def trainer_with(module: Any = None, num_optimizers: int = 1, **options: Any) ->
     """A Trainer with our strategy, as it is when the strategy has been set up."""
     import lightning as L
 
-    from flashrec.integrations.lightning import FlashRecoveryStrategy
+    from flashrec.integrations.lightning import FlashRecoveryStrategy, LauncherEnvironment
 
     module = module or L.LightningModule()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(strategy=FlashRecoveryStrategy(), accelerator="cpu", devices=1, **(quiet | options))
+    strategy = FlashRecoveryStrategy(cluster_environment=LauncherEnvironment())
+    trainer = L.Trainer(strategy=strategy, accelerator="cpu", devices=1, **(quiet | options))
     trainer.strategy.connect(module)
     module.trainer = trainer
     trainer.strategy.optimizers = [torch.optim.SGD(nn.Linear(1, 1).parameters()) for _ in range(num_optimizers)]
