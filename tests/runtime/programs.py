@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import flashrec
 from flashrec.runtime import api, gloo
 from flashrec.runtime.limits import Limits
+from flashrec.runtime.torch_private import ddp as private_ddp
 from flashrec.runtime.torch_private import groups, versions
 from tests.runtime.support import die
 
@@ -99,6 +100,27 @@ def endless(out: str) -> None:
             model(torch.ones(4, WIDTH)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+def share_buffers(out: str) -> None:
+    """Buffers of several kinds, others on each rank; what is there after the buffers of rank 0 were shared."""
+    start()
+    rank, net = dist.get_rank(), nn.Module()
+    net.weight = nn.Parameter(torch.ones(2))
+    net.register_buffer("mean", torch.ones(3) if rank else torch.tensor([-0.0, float("nan"), 3.0]))
+    net.register_buffer("count", torch.tensor(7 + rank))
+    net.register_buffer("mask", torch.tensor([bool(rank), not rank, True]))
+    net.register_buffer("short", torch.full((2, 3), 0.1 + rank, dtype=torch.bfloat16).t())
+    net.register_buffer("none", torch.empty(0))
+    buffers = private_ddp.SharedBuffers(DistributedDataParallel(net, init_sync=False))
+    net.count = torch.tensor(9 + rank)  # another one in its place, as scripts do
+    before = [buffer._version for buffer in net.buffers()]
+    issued = api._Process.worker.groups.num_issued()
+    buffers.share()
+    found = [buffer.contiguous().view(-1).view(torch.uint8).tolist() for buffer in net.buffers()]
+    is_like_before = [buffer._version for buffer in net.buffers()] == before
+    said = {"bytes": found, "versions": is_like_before, "issued": api._Process.worker.groups.num_issued() - issued}
+    Path(out).write_text(json.dumps(said))
 
 
 def stand_still(out: str, folder: str) -> None:

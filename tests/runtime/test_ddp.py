@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.runtime.parallel.ddp import DdpInstances
+from tests.runtime import programs
+from tests.runtime.support import Cluster
 
 pytestmark = pytest.mark.torch
 
@@ -176,3 +179,15 @@ def test_a_reducer_that_is_made_again_has_the_hooks_of_the_former(builtin: Any) 
     pairs = zip(ddp.parameters(), exact.parameters(), strict=True)
     is_compressed = not all(torch.equal(one.grad, other.grad) for one, other in pairs)
     assert is_compressed == bool(builtin)
+
+
+def test_all_buffers_of_rank_0_are_shared_bit_by_bit_at_once(make_cluster: Callable[[int], Cluster]) -> None:
+    cluster = make_cluster(2)
+    cluster.start_all(programs.share_buffers)
+    cluster.await_end()
+    results = cluster.results()
+    assert results[0] == results[1]
+    mean = [byte for value in (-0.0, float("nan"), 3.0) for byte in struct.pack("=f", value)]
+    assert results[0]["bytes"][:3] == [mean, list(struct.pack("=q", 9)), [0, 1, 1]]
+    assert results[0]["versions"] is True
+    assert results[0]["issued"] == 1

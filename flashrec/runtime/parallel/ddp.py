@@ -101,6 +101,7 @@ class _Instance:
         self._rebuilt_in = -1  # … which happened in this step
         self._is_rebuilt = private.is_rebuilt(ddp)
         self._opened, self._syncs_buffers = -1, True  # at the start of that step
+        self._buffers = private.SharedBuffers(ddp)
         self._is_static = ddp.static_graph
         self._first = private.FirstBackward(ddp) if ddp.static_graph else None
         self._usages: list[private.Usage] = []  # those that occur in the group, once the first iteration is over …
@@ -123,7 +124,7 @@ class _Instance:
             self._usages, self._usage_of = self._gather(self._first.usage())
             self._first, self._learnt_in = None, step
         if private.shares_buffers(self._ddp):
-            private.share_buffers(self._ddp)
+            self._buffers.share()
 
     def settle_for(self, step: int) -> None:
         self._note_rebuild(step)  # micro-batches: the second forward may have rebuilt without us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 _dist: Any = dist  # names that torch exports without saying so
+_autograd: Any = torch.autograd
 
 _NEEDED_OF_DDP = (
+    "_assign_modules_buffers",
     "_comm_hooks",
     "_get_ddp_logging_data",
     "_has_rebuilt_buckets",
@@ -28,6 +31,8 @@ _NEEDED_OF_DDP = (
 )
 _NEEDED_OF_REDUCER = ("_autograd_hook", "_delay_all_reduce", "prepare_for_backward", "prepare_for_forward")
 
+_ALIGNMENT = 16
+_MAX_SHARED_BYTES = 16 << 20
 BucketLayout = list[list[int]]
 Usage = list[tuple[int, bool]]  # for each parameter: how often its hook fired in the first backward; has it a gradient
 
@@ -168,9 +173,51 @@ def shares_buffers(ddp: Any) -> bool:
     return bool(ddp.forward_sync_buffers and ddp.modules_buffers) and not hasattr(ddp, "buffer_hook")
 
 
-def share_buffers(ddp: Any) -> None:
-    """Give all ranks of the group the buffers of its rank 0. A collective."""
-    ddp._sync_buffers()
+class SharedBuffers:
+    """The buffers of one DDP, to be taken from rank 0. DDP itself broadcasts once for each dtype; this does it in one
+    go where they are plain, on one device, and small enough for a copy."""
+
+    def __init__(self, ddp: Any) -> None:
+        self._ddp = ddp
+        self._is_source = dist.get_rank(ddp.process_group) == 0
+        self._shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._views: list[torch.Tensor] = []
+
+    def share(self) -> None:
+        """Give all ranks of the group the buffers of its rank 0. A collective."""
+        ddp = self._ddp
+        ddp._assign_modules_buffers()  # the script may have put others in their place
+        buffers = ddp.modules_buffers
+        if not self._fit(buffers):
+            ddp._sync_buffers()
+            return
+        with torch.no_grad(), _autograd._unsafe_preserve_version_counter(tuple(buffers)):
+            if self._is_source:
+                torch._foreach_copy_(self._views, buffers)
+            dist.broadcast(self._flat, group=ddp.process_group, group_src=0)
+            if not self._is_source:
+                torch._foreach_copy_(buffers, self._views)
+
+    def _fit(self, buffers: list[torch.Tensor]) -> bool:
+        """Make the copy fit. False: it cannot be used; all ranks say the same, as they have the same buffers."""
+        if any(type(buffer) is not torch.Tensor or buffer.layout is not torch.strided for buffer in buffers):
+            return False
+        shapes = [(buffer.shape, buffer.dtype) for buffer in buffers]
+        if shapes == self._shapes and self._flat.device == buffers[0].device:
+            return True
+        starts = list(
+            itertools.accumulate((-buffer.nbytes // _ALIGNMENT * -_ALIGNMENT for buffer in buffers), initial=0)
+        )
+        if starts[-1] > _MAX_SHARED_BYTES or any(buffer.device != buffers[0].device for buffer in buffers):
+            return False
+        self._shapes = shapes
+        self._flat = torch.zeros(starts[-1], dtype=torch.uint8, device=buffers[0].device)
+        self._views = [
+            self._flat[start : start + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
+            for start, buffer in zip(starts, buffers, strict=False)
+        ]
+        return True
 
 
 # ---- what the script has asked for -----------------------------------------------------------------------------------
