@@ -59,7 +59,9 @@ def test_a_node_that_comes_again_is_a_new_life_of_it() -> None:
     driver.do("condemn n1")
     driver.do("grant 3 p1")
     assert driver.machine.handle(e.AgentJoined("p1", 1), driver.now) == [], "a former life"
-    assert driver.do("agent p1")[0].startswith("launch p1[0.")
+    rung, launch, *_ = driver.do("agent p1")
+    assert rung == "rung pool: rank 0 to node p1: 2 of 4 taken from the pool"
+    assert launch.startswith("launch p1[0.")
     assert driver.machine.members.nodes["p1"].incarnation == 2
     assert driver.do("left p1 request=1") == ["-"], "that was another companion job"
 

@@ -112,7 +112,7 @@ def test_without_a_node_survivors_save_what_they_hold_and_the_next_job_loses_no_
     assert ([rung["rung"] for rung in cut["rungs"]], cut["resume_step"]) == (["last resort"], 3)
     assert [rung["rung"] for rung in last["rungs"]] == ["dying checkpoint"]
     assert "rank 0 to write a checkpoint of step 7 within 600 s: no spare is left" in last["rungs"][0]["reason"]
-    assert kept(tmp_path / "kept") == [6, 7]
+    assert kept(tmp_path / "kept")[-2:] == [6, 7]
     assert not list((tmp_path / "kept").rglob("torn"))
     about = json.loads((tmp_path / "kept/step-00000007/about.json").read_text())
     assert (about["how"], about["written_by"], about["world_size"]) == ("dying", [0], RANKS)
