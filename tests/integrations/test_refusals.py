@@ -17,12 +17,16 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are there, and see the only rank of a world."""
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        monkeypatch.setenv(name, value)
+def frameworks() -> None:
     missing = [name for name in ("accelerate", "lightning") if importlib.util.find_spec(name) is None]
     assert not missing, f"{', '.join(missing)} is not installed: make integrations"
+
+
+@pytest.fixture
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Trainer sees the only rank of a world."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
 
 
 def loader(num_samples: int = 16) -> DataLoader[Any]:
@@ -59,6 +63,7 @@ def early_stopping() -> Any:
     return EarlyStopping(monitor="loss")
 
 
+@pytest.mark.usefixtures("only_rank")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -77,6 +82,7 @@ def test_lightning_says_what_cannot_be_recovered(options: dict[str, Any], reason
         _refuse(trainer_with(**made))
 
 
+@pytest.mark.usefixtures("only_rank")
 def test_lightning_has_nothing_against_a_plain_fit() -> None:
     from flashrec.integrations.lightning import _refuse
 
@@ -90,6 +96,7 @@ def test_a_train_loader_without_a_length_is_refused() -> None:
         Batches(FlashRecoveryStrategy(), iter([1, 2]))
 
 
+@pytest.mark.usefixtures("only_rank")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [({}, "without an end"), ({"max_epochs": 2, "limit_train_batches": 3}, "limit_train_batches")],
