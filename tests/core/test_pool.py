@@ -92,7 +92,11 @@ def test_the_lost_node_may_come_back_while_the_pool_is_waited_for() -> None:
     driver = searching()
     driver.now += 45  # longer than spare_wait_s
     assert driver.do("wait 0") == ["-"]
-    assert driver.do("agent n1") == ["release 1 (withdrawn) (every rank has a node)", "launch n1[0.2+]"]
+    assert driver.do("agent n1") == [
+        "release 1 (withdrawn) (every rank has a node)",
+        "rung in place: rank 0 again on node n1: process failure 0 of 3 there",
+        "launch n1[0.2+]",
+    ]
 
 
 @pytest.mark.parametrize("answer", [[], ["refuse 1 retry=1"], ["grant 1 p1"]])
