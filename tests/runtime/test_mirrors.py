@@ -52,7 +52,7 @@ class Trained:
 
     def copy(self, v: int) -> Copying:
         copying = Copying(self.state, v, {}, self.own.next())
-        copying.slot.v = -1
+        assert copying.slot.v == -1, "what is being written has no step"
         return copying
 
 
@@ -176,7 +176,16 @@ def test_nothing_is_taken_in_but_in_the_generation_that_is_in_force(link: Link) 
 def test_a_fence_at_the_last_moment_wins(link: Link) -> None:
     """All bytes are there, but the report has been made: it does not count."""
     copying = Trained().copy(0)
-    link.tamper = lambda n, _, views: link.holder.accept(2) or views  # type: ignore[func-returns-value]
+
+    def fence(n: int, connection: socket.socket, views: list[memoryview]) -> list[memoryview]:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not link.holder.num_bytes:  # until it receives
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+        link.holder.accept(2)
+        return views
+
+    link.tamper = fence
     assert isinstance(link.end(link.ship(copying)), ConnectionError)
     assert not link.holder.versions()
 
