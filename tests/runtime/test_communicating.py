@@ -133,11 +133,19 @@ def test_replicas_that_hold_other_bits_are_none(run, wanted) -> None:
     assert ending is Ending.REFUSED
 
 
-def test_zero_is_not_restored_from_a_rank_that_owns_other_parameters(run) -> None:
+@pytest.mark.parametrize(
+    ("layout", "size", "text"),
+    [
+        ("zero1", 2, "the source holds the optimizer state of other parameters than this rank"),
+        ("zero1_grouped", 4, "rank 0 and rank 1 are to send parts of one state, but hold other tensors"),
+    ],
+)
+def test_zero_is_not_restored_from_a_rank_that_owns_other_parameters(run, layout: str, size: int, text: str) -> None:
     """The script is wrong about who holds the same, and a rank is lost before that is compared."""
-    session = {"replicas": [0, 1, 2, 3]}
-    cluster, _ = run("zero1_grouped", 4, [(3, 1, 1, "forward")], ends=(Ending.FAILED,), session=session)
-    assert "the source holds the optimizer state of other parameters than this rank" in cluster.log(3)
+    session = {"replicas": list(range(size))}
+    victim = size - 1
+    cluster, _ = run(layout, size, [(victim, 1, 1, "forward")], ends=(Ending.FAILED,), session=session)
+    assert text in cluster.log(victim)
 
 
 def test_one_rank_of_each_half_at_once(run, wanted) -> None:
