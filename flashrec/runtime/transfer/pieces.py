@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from flashrec.runtime import codec
 from flashrec.runtime.state import TensorSpec
 
@@ -19,8 +21,7 @@ PIECE_BYTES = 4 << 20
 BLOCKS_PER_PIECE = 512  # buffers of one system call; Linux allows 1024
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):  # made by the thousand: twice as fast as a dataclass
     """`tensor[prefix][start:stop]`, or all of a tensor without dimensions. offset: in its bytes in row-major order."""
 
     tensor: int
@@ -63,13 +64,13 @@ def cut(specs: Sequence[TensorSpec], limit: int = PIECE_BYTES) -> list[Piece]:
 
 
 def _blocks(number: int, spec: TensorSpec, limit: int) -> Iterator[Block]:
-    size = codec.dtype_of(spec.dtype).itemsize
-    if spec.num_bytes == 0:
+    whole_bytes = spec.num_bytes
+    if whole_bytes == 0:
         return
-    if not spec.shape:
-        yield Block(number, (), 0, 0, 0, size)
+    if whole_bytes <= limit or not spec.shape:
+        yield Block(number, (), 0, spec.shape[0] if spec.shape else 0, 0, whole_bytes)
         return
-    row_bytes = [size]  # of one index of each dimension, from the last one
+    row_bytes = [codec.dtype_of(spec.dtype).itemsize]  # of one index of each dimension, from the last one
     for length in spec.shape[:0:-1]:
         row_bytes.append(row_bytes[-1] * length)
     row_bytes.reverse()
