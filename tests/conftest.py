@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.errors import log_tail
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a slow machine is no failure
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
