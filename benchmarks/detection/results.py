@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.figures import put_table
+
 PAPER_S = (4.0, 11.0)  # detection in FlashRecovery (arXiv 2509.03047), table of results
 
 
@@ -127,8 +129,7 @@ BEGIN, END = "<!-- table: benchmarks/results/detection.md -->", "<!-- end -->"
 
 def put_into(page: Path, text: str) -> None:
     """Replace the table of a page of the documentation, which is between two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
+    put_table(page, BEGIN, END, text)
 
 
 def plot(rows: Iterable[RowResult], path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.figures import put_table, quartiles
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance/overhead.md"
 BEGIN, END = "<!-- table: benchmarks/results/overhead.md -->", "<!-- end -->"
@@ -68,19 +70,11 @@ def table(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
 def save(results: Results, folder: Path = RESULTS, page: Path = PAGE) -> None:
     """JSON, Markdown, plot, and the table on the page."""
     (folder / "overhead.json").write_text(json.dumps(msgspec.to_builtins(results), indent=1) + "\n")
     (folder / "overhead.md").write_text(table(results))
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{rest.partition(END)[2]}")
+    put_table(page, BEGIN, END, table(results))
     plot(results, folder / "overhead.svg")
 
 

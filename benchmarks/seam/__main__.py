@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.overhead.results import quartiles
+from benchmarks.figures import quartiles
 from benchmarks.seam import script
 from flashrec.core import events
 from flashrec.runtime.torch_private import reconfigure

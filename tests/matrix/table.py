@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.figures import put_table
 from tests.chaos.play import Result
 from tests.matrix.cells import COLUMNS
 from tests.runtime.layouts.layout import Layout
@@ -121,8 +122,7 @@ def _figures(row: Row) -> str:
 
 def put_into_page(text: str, page: Path = PAGE) -> None:
     """Replace the part of the page between the two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
+    put_table(page, BEGIN, END, text)
 
 
 def of_page(page: Path = PAGE) -> str:
