@@ -17,6 +17,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from flashrec.runtime.parallel.ddp import DdpInstances
+from flashrec.runtime.torch_private import ddp as private_ddp
 from tests.runtime import programs
 from tests.runtime.support import Cluster
 
@@ -191,3 +192,12 @@ def test_all_buffers_of_rank_0_are_shared_bit_by_bit_at_once(make_cluster: Calla
     assert results[0]["bytes"][:3] == [mean, list(struct.pack("=q", 9)), [0, 1, 1]]
     assert results[0]["versions"] is True
     assert results[0]["issued"] == 1
+
+
+def test_a_script_may_take_all_buffers_away() -> None:
+    ddp = DistributedDataParallel(net())
+    buffers = private_ddp.SharedBuffers(ddp)
+    assert private_ddp.shares_buffers(ddp)
+    ddp.module[1] = nn.Identity()
+    buffers.share()
+    assert not private_ddp.shares_buffers(ddp)

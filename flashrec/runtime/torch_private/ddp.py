@@ -189,6 +189,8 @@ class SharedBuffers:
         ddp = self._ddp
         ddp._assign_modules_buffers()  # the script may have put others in their place
         buffers = ddp.modules_buffers
+        if not buffers:
+            return
         if not self._fit(buffers):
             ddp._sync_buffers()
             return
@@ -201,7 +203,7 @@ class SharedBuffers:
 
     def _fit(self, buffers: list[torch.Tensor]) -> bool:
         """Make the copy fit. False: it cannot be used; all ranks say the same, as they have the same buffers."""
-        if any(type(buffer) is not torch.Tensor or buffer.layout is not torch.strided for buffer in buffers):
+        if any(type(each) is not torch.Tensor or each.layout is not torch.strided for each in buffers):
             return False
         shapes = [(buffer.shape, buffer.dtype) for buffer in buffers]
         if shapes == self._shapes and self._flat.device == buffers[0].device:
