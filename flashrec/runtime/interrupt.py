@@ -98,11 +98,12 @@ class Interrupter:
             now, state = time.monotonic(), self._state()
             num_asleep = num_asleep + 1 if state in ("S", "") else 0  # "": cannot be seen
             may_interrupt = self.may_interrupt() and not _is_in(_INJECTED, self._frame())
+            current = self._call()  # before a signal: it makes the thread run for a moment, whatever it then goes back to
             is_due = num_asleep >= _LOOKS and now >= next_signal
             if is_due and may_interrupt and self._has_handler():
                 next_signal = now + self._limits.interrupt_after_s  # the script may wait again while it unwinds
                 signal.pthread_kill(self._main.ident or 0, self._number or 0)
-            if (current := self._call()) != call or not current or not may_interrupt:
+            if current != call or not current or not may_interrupt:
                 call, since = current, now
             elif now - max(since, start) > self._limits.interrupt_timeout_s and not self._is_over(generation):
                 self._give_up(

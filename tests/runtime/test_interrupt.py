@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from flashrec.runtime import interrupt
+from flashrec.runtime.board import Board
 from flashrec.runtime.control import FENCED_EXIT_CODE
-from flashrec.runtime.interrupt import signal_of
+from flashrec.runtime.interrupt import Interrupter, signal_of
+from flashrec.runtime.limits import Limits
+from flashrec.runtime.progress import Progress
 from tests.runtime import waiting
 
 pytestmark = pytest.mark.torch
@@ -76,6 +79,30 @@ def test_what_goes_on_after_the_signal_gives_the_rank_up(make_cluster) -> None:
     assert cluster.await_exit(0, 20) == FENCED_EXIT_CODE
     assert "the main thread did not leave system call" in cluster.log(0)
     assert "within 1.5 s after the fence of generation 2" in cluster.log(0)
+
+
+def test_that_the_signal_wakes_it_for_a_moment_does_not_start_its_time_again(monkeypatch) -> None:
+    woken: list[float] = []
+    given_up: list[str] = []
+    limits = Limits(interrupt_after_s=0.2, interrupt_timeout_s=1.0)
+    interrupter = Interrupter(Board(0, False), Progress(rank=0, incarnation=1, generation=0), limits, given_up.append, None)
+    monkeypatch.setattr(interrupter, "_number", signal.SIGUSR2)
+    monkeypatch.setattr(interrupter, "_has_handler", lambda: True)
+    monkeypatch.setattr(interrupter, "may_interrupt", lambda: True)
+    monkeypatch.setattr(interrupter, "_state", lambda: "S")
+
+    def call() -> str:
+        is_awake = woken and time.monotonic() - woken[-1] < 0.05
+        return "" if is_awake else "202 0x7f00"
+
+    monkeypatch.setattr(interrupter, "_call", call)
+    monkeypatch.setattr(signal, "pthread_kill", lambda *_: woken.append(time.monotonic()))
+    interrupter.on_fence(1)
+    deadline = time.monotonic() + 10
+    while not given_up and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(woken) > 2
+    assert "did not leave system call 202 (state S) within 1 s" in given_up[0]
 
 
 def test_a_signal_of_the_script_is_not_taken(make_cluster) -> None:
