@@ -28,6 +28,9 @@ class Progress:
     where: str = "init"  # 'init', 'idle', 'step', 'vote', 'optimizer', 'recovery', 'done'
     quiet: str = ""  # why this rank may stand still; '': no reason
     page: Page | None = field(default=None, repr=False)  # 'where' and 'quiet' are written there, too
+    has_tree: bool = False  # votes go over `tree`, whose operations are collectives, too
+    tree_ops: tuple[int, int] = (-1, 0)  # (generation, operations begun in it)
+    is_in_tree: bool = False
     look: Callable[[], Seen] = field(default=lambda: (None, {}), repr=False)  # waiting, collectives issued
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -37,6 +40,10 @@ class Progress:
 
     def beat(self) -> WorkerBeat:
         waiting, collectives = self.look()
+        if self.has_tree:
+            generation, num_ops = self.tree_ops
+            collectives = {**collectives, "vote": num_ops if generation == self.generation else 0}
+            waiting = True if self.is_in_tree else waiting
         return WorkerBeat(
             rank=self.rank,
             incarnation=self.incarnation,

@@ -25,9 +25,10 @@ from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
 from flashrec.runtime.step import StepGuard
 from flashrec.runtime.torch_private.dtensor import make_random_tracker
+from flashrec.runtime.tree import Trees
 from flashrec.runtime.untouched import Untouched
 from flashrec.runtime.update import Update
-from flashrec.runtime.vote import Vote
+from flashrec.runtime.vote import AllReduce, Vote
 from flashrec.runtime.worker import Worker
 
 
@@ -194,15 +195,17 @@ def recoverable_guard(
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
-    ddp = DdpInstances(model)
+    sharded = fsdp.FsdpModules(model) if fsdp.is_used(model) else None
+    devices = {sharded.device} if sharded is not None else {param.device for param in model.parameters()}
+    trees = _trees(worker, devices)
+    ddp = DdpInstances(model, None if trees is None else trees.spread)
     objects = {**objects, **ddp.hook_states()}
     kinds: list[Part] = [ddp, Pipelines(model, schedules), Untouched(model, listed)]
     kept = dict(objects)
-    device = next((param.device for param in model.parameters()), torch.device("cpu"))
-    if fsdp.is_used(model):
-        sharded = fsdp.FsdpModules(model)
+    device = next(iter(devices), torch.device("cpu"))
+    if sharded is not None:
         kinds.append(sharded)
-        kept["flags of FSDP"], device = sharded, sharded.device
+        kept["flags of FSDP"] = sharded
     if any(map(zero.is_zero, listed)):
         kinds.append(zero.ZeroOptimizers(listed, worker.rank, worker.env.world_size))
     update = Update(listed, optimizer_communicates, worker.groups.num_issued, worker.groups.drain)
@@ -225,8 +228,16 @@ def recoverable_guard(
     if mirror is not None:
         mirror.describe_all = parts.describe
     recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed, mirror)
-    vote = Vote(worker.progress, worker.env.world_size, device)
+    if trees is None:
+        vote = Vote(worker.progress, worker.env.world_size, AllReduce(device), lambda: None)
+    else:
+        vote = Vote(worker.progress, worker.env.world_size, trees, trees.current)
     return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank, mirror)
+
+
+def _trees(worker: Worker, devices: set[torch.device]) -> Trees | None:
+    """None: backward returns before gradients are complete, so that the vote has to be ordered after them."""
+    return Trees(worker) if all(device.type == "cpu" for device in devices) else None
 
 
 def _replicas(

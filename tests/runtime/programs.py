@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import flashrec
-from flashrec.runtime import api, gloo
+from flashrec.runtime import api, gloo, tree, vote
+from flashrec.runtime import session as loop
 from flashrec.runtime.limits import Limits
 from flashrec.runtime.torch_private import ddp as private_ddp
 from flashrec.runtime.torch_private import groups, versions
@@ -200,7 +202,7 @@ def blind(out: str) -> None:
 def deaf(out: str) -> None:
     """Connections are not shut at a fence, as if gloo had lost the operation."""
     gloo.shut = lambda listening: []
-    train(out, faults=[(1, 1, 3, "stop-before-vote")], limits={"unblock_timeout_s": 1.0})
+    train(out, faults=[(1, 1, 3, "stop-backward")], limits={"unblock_timeout_s": 1.0})
 
 
 def busy(out: str) -> None:
@@ -282,11 +284,12 @@ def train(
     torn: tuple[int, int] | None = None,
     fresh_keys: bool = False,
     seed: int | None = 0,
+    votes_by_collective: bool = False,
 ) -> None:
     """Train, write losses and digests.
 
     lose_vote: (rank, step) that does not learn the result of its vote before the fence is there. late_reduce: a
-    collective after the optimizer, 'before-scheduler' or 'after-scheduler'.
+    collective after the optimizer, 'before-scheduler' or 'after-scheduler'. votes_by_collective: as on a GPU.
     """
     if plain:
         for name in [name for name in os.environ if name.startswith("FLASHREC_")]:
@@ -294,6 +297,8 @@ def train(
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     if fresh_keys:
         versions.find_release = groups.find_release = lambda: None
+    if votes_by_collective:
+        loop._trees = lambda *_: None
     rank = start(Limits(**(LIMITS.__dict__ | (limits or {}))))
     hit = Faults(list(faults))
     hit.visit(-1, "init")
@@ -377,16 +382,20 @@ def _tear(net: nn.Module, step: int, wanted: int) -> None:
 
 
 def _lose_vote(step: int) -> None:
-    """The collective of the vote ends well for everybody; here it seems to be cut by the next fence."""
-    real, worker = dist.all_reduce, api._Process.worker
-
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = real(tensor, *args, **kwargs)
-        if worker.progress.where == "vote" and worker.progress.voted == step and not lost:
-            lost.append(step)
-            assert worker.board.wait_fence(worker.progress.generation, 30)
-            raise RuntimeError("gloo: the result of the vote is lost (test)")
-        return work
-
+    """The vote ends well for everybody; here it seems to be cut by the next fence."""
+    worker = api._Process.worker
     lost: list[int] = []
-    dist.all_reduce = all_reduce
+
+    def losing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def count(counter: Any, voted: int, wants_pause: bool) -> Any:
+            counted = real(counter, voted, wants_pause)
+            if voted == step and not lost:
+                lost.append(step)
+                assert worker.board.wait_fence(worker.progress.generation, 30)
+                raise RuntimeError("gloo: the result of the vote is lost (test)")
+            return counted
+
+        return count
+
+    vote.AllReduce.count = losing(vote.AllReduce.count)
+    tree.Tree.count = losing(tree.Tree.count)

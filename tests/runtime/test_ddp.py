@@ -201,3 +201,36 @@ def test_a_script_may_take_all_buffers_away() -> None:
     ddp.module[1] = nn.Identity()
     buffers.share()
     assert not private_ddp.shares_buffers(ddp)
+
+
+@pytest.mark.parametrize("how", ["buffer", "module", "around", "one more", "one less"])
+def test_what_the_script_puts_in_place_of_buffers_is_found(how: str) -> None:
+    """Without looking through all modules again in each step."""
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))))
+    shared: list[list[float]] = []
+    buffers = private_ddp.SharedBuffers(ddp, lambda flat: shared.append(flat.view(torch.float32)[:4].tolist()))
+    buffers.share()
+    buffers.share()
+    assert len(shared) == 2
+    inner = ddp.module[1]
+    if how == "buffer":
+        inner[0].running_mean = torch.full((4,), 7.0)
+    elif how == "module":
+        inner[0] = nn.BatchNorm1d(4)
+        inner[0].running_mean.fill_(7.0)
+    elif how == "around":
+        ddp.module[1] = nn.Sequential(nn.BatchNorm1d(4))
+        ddp.module[1][0].running_mean.fill_(7.0)
+    elif how == "one more":
+        inner[0].running_mean.fill_(7.0)
+        inner[0].register_buffer("more", torch.ones(2))
+        ddp._assign_modules_buffers()  # as in its next forward
+    else:
+        inner[0].running_mean.fill_(7.0)
+        del inner[0]._buffers["num_batches_tracked"]
+    buffers.share()
+    assert shared[-1] == [7.0] * 4
+    assert len(buffers._views) == {"one more": 4, "one less": 2}.get(how, 3)
+    untouched = ddp.modules_buffers
+    buffers.share()
+    assert ddp.modules_buffers is untouched

@@ -85,7 +85,9 @@ def test_that_the_signal_wakes_it_for_a_moment_does_not_start_its_time_again(mon
     woken: list[float] = []
     given_up: list[str] = []
     limits = Limits(interrupt_after_s=0.2, interrupt_timeout_s=1.0)
-    interrupter = Interrupter(Board(0, False), Progress(rank=0, incarnation=1, generation=0), limits, given_up.append, None)
+    interrupter = Interrupter(
+        Board(0, False), Progress(rank=0, incarnation=1, generation=0), limits, given_up.append, None
+    )
     monkeypatch.setattr(interrupter, "_number", signal.SIGUSR2)
     monkeypatch.setattr(interrupter, "_has_handler", lambda: True)
     monkeypatch.setattr(interrupter, "may_interrupt", lambda: True)

@@ -59,9 +59,13 @@ def test_a_killed_rank_is_replaced_bit_by_bit(make_cluster, undisturbed, place: 
     assert cluster.plans[0].resume_step in (step, step + 1)
 
 
-def test_steps_done_by_vote_go_on_and_the_others_roll_forward(make_cluster, undisturbed) -> None:
+@pytest.mark.parametrize("votes_by_collective", [False, True])
+def test_steps_done_by_vote_go_on_and_the_others_roll_forward(
+    make_cluster, undisturbed, votes_by_collective: bool
+) -> None:
     cluster = make_cluster(3)
-    recover(cluster, [2], faults=[(2, 1, 3, "after-optimizer")], lose_vote=(1, 3))
+    faults = [(2, 1, 3, "after-optimizer")]
+    recover(cluster, [2], faults=faults, lose_vote=(1, 3), votes_by_collective=votes_by_collective)
     assert (cluster.plans[0].resume_step, cluster.plans[0].roll_forward) == (4, (1,))
     assert "rolling_forward" in cluster.log(1)
     assert_same(cluster.results(), undisturbed())

@@ -23,6 +23,7 @@ are broadcast before each vote, too. Then every rank that knows the result of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,18 +35,20 @@ from flashrec.runtime.parallel import ddp_support as support
 from flashrec.runtime.snapshot import Stateful, freeze
 from flashrec.runtime.torch_private import ddp as private
 
+Spread = Callable[[torch.Tensor], None]
+
 
 class DdpInstances:
     """All DDP instances inside one model, in module order. See `flashrec.runtime.parallel.part.Part`."""
 
     name = "ddp"
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Raises NotImplementedError for a DDP that cannot be recovered."""
+    def __init__(self, model: torch.nn.Module, spread: Spread | None = None) -> None:
+        """spread: see `private.SharedBuffers`. Raises NotImplementedError for a DDP that cannot be recovered."""
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         for ddp in found:
             support.refuse(ddp)
-        self._instances = [_Instance(ddp) for ddp in found]
+        self._instances = [_Instance(ddp, spread) for ddp in found]
 
     def hook_states(self) -> dict[str, Stateful]:
         """State of communication hooks, to be kept and sent like what is registered with the session."""
@@ -93,7 +96,7 @@ class DdpInstances:
 class _Instance:
     """One DDP and its reducer."""
 
-    def __init__(self, ddp: Any) -> None:
+    def __init__(self, ddp: Any, spread: Spread | None) -> None:
         self._ddp = ddp
         self.hook_states = support.hook_states(ddp)
         self._hooks = private.comm_hooks(ddp)
@@ -101,7 +104,7 @@ class _Instance:
         self._rebuilt_in = -1  # … which happened in this step
         self._is_rebuilt = private.is_rebuilt(ddp)
         self._opened, self._syncs_buffers = -1, True  # at the start of that step
-        self._buffers = private.SharedBuffers(ddp)
+        self._buffers = private.SharedBuffers(ddp, spread)
         self._is_static = ddp.static_graph
         self._first = private.FirstBackward(ddp) if ddp.static_graph else None
         self._usages: list[private.Usage] = []  # those that occur in the group, once the first iteration is over …

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _NEEDED_OF_REDUCER = ("_autograd_hook", "_delay_all_reduce", "prepare_for_backwa
 
 _ALIGNMENT = 16
 _MAX_SHARED_BYTES = 16 << 20
+_MAX_SPREAD_BYTES = 1 << 20  # more goes faster through a broadcast, which sends from several ranks at once
 BucketLayout = list[list[int]]
 Usage = list[tuple[int, bool]]  # for each parameter: how often its hook fired in the first backward; has it a gradient
 
@@ -177,18 +179,23 @@ class SharedBuffers:
     """The buffers of one DDP, to be taken from rank 0. DDP itself broadcasts once for each dtype; this does it in one
     go where they are plain, on one device, and small enough for a copy."""
 
-    def __init__(self, ddp: Any) -> None:
+    def __init__(self, ddp: Any, spread: Callable[[torch.Tensor], None] | None = None) -> None:
+        """spread: a faster broadcast from rank 0 to all ranks, for plain host memory."""
         self._ddp = ddp
+        ranks = dist.get_process_group_ranks(ddp.process_group)
+        self._spread = spread if ranks == list(range(dist.get_world_size())) else None
         self._is_source = dist.get_rank(ddp.process_group) == 0
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._slots: list[tuple[dict[str, torch.Tensor | None], str]] = []  # where each buffer hangs in its module …
+        self._edges: list[tuple[dict[str, Any], str, Any]] = []  # … and on the way there, each module in its parent
 
     def share(self) -> None:
         """Give all ranks of the group the buffers of its rank 0. A collective."""
         ddp = self._ddp
-        ddp._assign_modules_buffers()  # the script may have put others in their place
-        buffers = ddp.modules_buffers
+        buffers = self._newest()
         if not buffers:
             return
         if not self._fit(buffers):
@@ -197,9 +204,32 @@ class SharedBuffers:
         with torch.no_grad(), _autograd._unsafe_preserve_version_counter(tuple(buffers)):
             if self._is_source:
                 torch._foreach_copy_(self._views, buffers)
-            dist.broadcast(self._flat, group=ddp.process_group, group_src=0)
+            if self._spread is not None and self._flat.nbytes <= _MAX_SPREAD_BYTES and self._flat.device.type == "cpu":
+                self._spread(self._flat)
+            else:
+                dist.broadcast(self._flat, group=ddp.process_group, group_src=0)
             if not self._is_source:
                 torch._foreach_copy_(buffers, self._views)
+
+    def _newest(self) -> list[torch.Tensor]:
+        """Since its forward began, when DDP has looked itself, the script may have put others in their place."""
+        ddp = self._ddp
+        is_as_known = (
+            list(ddp.named_module_buffers) == self._names
+            and all(children.get(name) is child for children, name, child in self._edges)
+            and all(map(operator.is_, ddp.modules_buffers, (slot.get(name) for slot, name in self._slots)))
+        )
+        if not is_as_known:
+            ddp._assign_modules_buffers()
+            self._names = list(ddp.named_module_buffers)
+            paths = [name.split(".") for name in self._names]
+            self._slots = [(ddp.module.get_submodule(".".join(path[:-1]))._buffers, path[-1]) for path in paths]
+            inner = {".".join(path[:i]) for path in paths for i in range(1, len(path))}
+            edges = [name.rpartition(".") for name in sorted(inner)]
+            self._edges = [
+                (above := ddp.module.get_submodule(path)._modules, name, above[name]) for path, _, name in edges
+            ]
+        return list(ddp.modules_buffers)
 
     def _fit(self, buffers: list[torch.Tensor]) -> bool:
         """Make the copy fit. False: it cannot be used; all ranks say the same, as they have the same buffers."""

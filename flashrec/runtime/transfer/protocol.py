@@ -84,19 +84,25 @@ class Moved:
 
 
 class Sockets:
-    """Connections of running transfers, to be shut by a fence from another thread."""
+    """Connections between ranks, to be shut by a fence from another thread."""
 
     def __init__(self) -> None:
         self._open: set[socket.socket] = set()
 
     @contextlib.contextmanager
     def watch(self, sock: socket.socket) -> Iterator[socket.socket]:
-        self._open.add(sock)
+        self.hold(sock)
         try:
             with sock:
                 yield sock
         finally:
-            self._open.discard(sock)
+            self.release(sock)
+
+    def hold(self, sock: socket.socket) -> None:
+        self._open.add(sock)
+
+    def release(self, sock: socket.socket) -> None:
+        self._open.discard(sock)
 
     def shut(self) -> None:
         for sock in list(self._open):

@@ -1,0 +1,221 @@
+"""Connections among all ranks along a tree, rank 0 at its root: for votes, where gradients are on the CPU.
+
+    count    sums go up, the result comes down     two messages per connection
+    spread   bytes of rank 0 go down               one message per connection
+
+A small all-reduce of gloo wakes three threads on each rank one after the other, and a ring has as many hops as there
+are ranks. Here the main thread reads and writes the sockets itself, and a tree has 2 log8(ranks) hops.
+
+A tree belongs to one generation and is built at its first use, over the process groups of that generation. A fence
+shuts its sockets like all others; whoever is then inside gets a `RuntimeError`, as from a collective that was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from flashrec.runtime.errors import Superseded
+from flashrec.runtime.timeline import logger
+from flashrec.runtime.transfer.protocol import receive_all, send_all
+from flashrec.runtime.transfer.target import listen
+from flashrec.runtime.worker import Worker
+from flashrec.transport.handshake import HandshakeRefused, accept_authenticated, connect_authenticated
+
+FANOUT = 8
+_COUNT = struct.Struct("<qii")  # step, ranks present, ranks that want a pause
+_HEAD = struct.Struct("<qq")  # step, bytes that follow
+_HELLO = struct.Struct("<qi")  # generation, rank
+_ADDRESS = struct.Struct("<16sH")
+
+
+class Tree:
+    """The connections of this rank in one generation."""
+
+    def __init__(self, worker: Worker, generation: int) -> None:
+        self._worker, self.generation = worker, generation
+        self._parent: socket.socket | None = None
+        self._children: list[socket.socket] = []
+        self._peers: dict[socket.socket, str] = {}  # of what is open; "[address]:port", as in gloo's errors
+
+    def connect(self) -> None:
+        """A collective over the default group. Raises RuntimeError, Superseded; then `close` it."""
+        worker, limits = self._worker, self._worker.limits
+        rank, world_size = worker.env.rank, worker.env.world_size
+        children = range(FANOUT * rank + 1, min(FANOUT * rank + FANOUT + 1, world_size))
+        with self._named("connecting"), worker.sockets.watch(listen(worker.control.welcome.address)) as listener:
+            addresses = _exchange(listener.getsockname()[:2])
+            listener.settimeout(limits.connect_timeout_s)
+            if rank:
+                parent = socket.create_connection(addresses[(rank - 1) // FANOUT], limits.connect_timeout_s)
+                self._parent = self._keep(parent)
+                connect_authenticated(parent, worker.secret)
+                parent.sendall(_HELLO.pack(self.generation, rank))
+            accepted: dict[int, socket.socket] = {}
+            while len(accepted) < len(children):
+                number, child = self._accept(listener)
+                if number not in children or number in accepted:
+                    raise ConnectionError(f"rank {number} is no child of rank {rank}, or is so twice")
+                accepted[number] = child
+            self._children = [accepted[number] for number in children]
+            for connection in self._all():
+                connection.settimeout(limits.resume_timeout_s)
+
+    def count(self, step: int, is_pausing: bool) -> tuple[int, int]:
+        """(ranks that have called this, those of them that want a pause). Raises RuntimeError when it was cut."""
+        with self._named(f"the vote of step {step}"):
+            num_present, num_pausing = 1, int(is_pausing)
+            for child in self._children:
+                its_step, present, pausing = _COUNT.unpack(self._read(child, _COUNT.size))
+                _check_same(its_step, step)
+                num_present, num_pausing = num_present + present, num_pausing + pausing
+            if self._parent is not None:
+                self._parent.sendall(_COUNT.pack(step, num_present, num_pausing))
+                its_step, num_present, num_pausing = _COUNT.unpack(self._read(self._parent, _COUNT.size))
+                _check_same(its_step, step)
+            result = _COUNT.pack(step, num_present, num_pausing)
+            for child in self._children:
+                child.sendall(result)
+            return num_present, num_pausing
+
+    def spread(self, step: int, data: torch.Tensor) -> None:
+        """Fill `data`, contiguous bytes on the CPU, with that of rank 0. Raises RuntimeError when it was cut."""
+        view = memoryview(cast(Any, data.numpy()))
+        with self._named(f"sharing in step {step}"):
+            if self._parent is not None:
+                its_step, num_bytes = _HEAD.unpack(self._read(self._parent, _HEAD.size))
+                _check_same(its_step, step)
+                if num_bytes != len(view):
+                    raise RuntimeError(f"rank 0 shares {num_bytes} bytes, this rank expects {len(view)}")
+                self._receive(self._parent, view)
+            head = memoryview(_HEAD.pack(step, len(view)))
+            for child in self._children:
+                send_all(child, [head, view])
+
+    def close(self) -> None:
+        for connection in list(self._peers):
+            self._drop(connection)
+        self._parent, self._children = None, []
+
+    def _accept(self, listener: socket.socket) -> tuple[int, socket.socket]:
+        """(its rank, the connection) of the next child. Whoever does not know the job's secret is sent away."""
+        while True:
+            child = self._keep(listener.accept()[0])
+            try:
+                accept_authenticated(child, self._worker.secret)
+            except HandshakeRefused as err:
+                logger.warning("a connection to rank %d was refused: %s", self._worker.rank, err)
+                self._drop(child)
+                continue
+            generation, number = _HELLO.unpack(self._read(child, _HELLO.size))
+            if generation == self.generation:
+                return number, child
+            self._drop(child)  # left over in the queue of a port that was used before
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._worker.sockets.release(connection)
+        self._peers.pop(connection, None)
+        connection.close()
+
+    def _all(self) -> list[socket.socket]:
+        return self._children if self._parent is None else [self._parent, *self._children]
+
+    def _keep(self, connection: socket.socket) -> socket.socket:
+        """From now on a fence shuts it. Raises Superseded: it has come already."""
+        self._worker.sockets.hold(connection)
+        self._peers[connection] = "[{}]:{}".format(*connection.getpeername()[:2])
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(self._worker.limits.connect_timeout_s)
+        if self._worker.board.announced > self.generation:
+            raise Superseded(f"generation {self.generation} is superseded")
+        return connection
+
+    def _read(self, connection: socket.socket, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        self._receive(connection, memoryview(data))
+        return data
+
+    def _receive(self, connection: socket.socket, view: memoryview) -> None:
+        try:
+            receive_all(connection, [view])
+        except OSError as err:
+            raise ConnectionError(f"{err} (closed by peer {self._peers.get(connection, '?')})") from err
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """One operation: seen by the heartbeat, and errors of sockets become what a cut collective raises."""
+        progress = self._worker.progress
+        progress.tree_ops = (
+            self.generation,
+            progress.tree_ops[1] + 1 if progress.tree_ops[0] == self.generation else 1,
+        )
+        progress.is_in_tree = True
+        try:
+            yield
+        except OSError as err:
+            raise RuntimeError(f"ProcessGroup: {what} was cut: {err}") from err
+        finally:
+            progress.is_in_tree = False
+
+
+class Trees:
+    """The tree of the generation that trains, built when it is first needed."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._tree: Tree | None = None
+        worker.progress.has_tree = True
+
+    def count(self, step: int, is_pausing: bool) -> tuple[int, int]:
+        """See `Tree.count`."""
+        return self.current().count(step, is_pausing)
+
+    def spread(self, data: torch.Tensor) -> None:
+        """See `Tree.spread`."""
+        self.current().spread(self._worker.progress.v, data)
+
+    def current(self) -> Tree:
+        """A collective in the first call of a generation. Raises RuntimeError, Superseded."""
+        generation = self._worker.progress.generation
+        if self._tree is not None and self._tree.generation == generation:
+            return self._tree
+        self.close()
+        self._tree = tree = Tree(self._worker, generation)
+        try:
+            tree.connect()
+        except BaseException:
+            self.close()
+            raise
+        return tree
+
+    def close(self) -> None:
+        if self._tree is not None:
+            self._tree.close()
+        self._tree = None
+
+
+def _exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
+    """The addresses of all ranks; ours is `address`."""
+    ip = ipaddress.ip_address(address[0].partition("%")[0])
+    packed = ip.packed if ip.version == 6 else b"\0" * 10 + b"\xff\xff" + ip.packed
+    mine = torch.frombuffer(bytearray(_ADDRESS.pack(packed, address[1])), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    found = []
+    for row in every:
+        raw, port = _ADDRESS.unpack(bytes(row.tolist()))
+        found_ip = ipaddress.IPv6Address(raw)
+        found.append((str(found_ip.ipv4_mapped or found_ip), port))
+    return found
+
+
+def _check_same(its_step: int, step: int) -> None:
+    if its_step != step:
+        raise RuntimeError(f"another rank is in step {its_step}, this one in step {step}")
