@@ -30,6 +30,7 @@ from flashrec.runtime.limits import Limits
 from flashrec.runtime.loading import ByIndex, source_of
 from flashrec.runtime.registered import registered
 from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
+from flashrec.runtime.stretches import OnResize, Stretches
 from flashrec.runtime.timeline import logger
 
 
@@ -89,6 +90,7 @@ class Session:
         schedules = [] if pipeline is None else list(pipeline) if isinstance(pipeline, list | tuple) else [pipeline]
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         objects = registered(state or {})
+        self._stretches = Stretches()
         guard: Guard
         if _Process.worker is not None:
             guard = recoverable_guard(
@@ -102,6 +104,7 @@ class Session:
                 schedules,
                 optimizer_communicates,
                 mirrors,
+                self._stretches,
             )
         elif environment.read(os.environ) is not None:
             raise RuntimeError("call flashrec.init() before dist.init_process_group(…) and flashrec.Session(…)")
@@ -126,7 +129,20 @@ class Session:
         if isinstance(source, ByIndex) and not (_Process.worker and _Process.worker.env.joins):
             source.check_order()
         undone = 1 if self._mirrors else 0  # a step that counts may be done again
-        return Data(source, micro_batches, lambda: self._loop.position - undone, self.quiet)
+        return self._stretches.add_data(
+            lambda begins: Data(source, micro_batches, lambda: self._loop.position - undone, self.quiet, begins)
+        )
+
+    def on_resize(self, callback: OnResize) -> OnResize:
+        """Call `callback(old, new)` when the state of a world of `old` ranks goes on in one of `new` ranks.
+
+        It is called on every rank, once, when that state is there and before the first step with it: to adapt the
+        learning rate, for example. It changes what is registered with the session and nothing else: a replacement that
+        joins later gets that from its source, and is not called. May be used as a decorator. See
+        docs/concepts/resize.md. Raises TypeError.
+        """
+        self._stretches.add_callback(callback)
+        return callback
 
     def on_commit(self, callback: Callback) -> Callback:
         """Call `callback(step)` once for each step that counts, after its block and before the next one; on every rank.
@@ -148,7 +164,9 @@ class Session:
         """
         if every < 1 or keep < 1:
             raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both must be at least 1")
-        self._loop.use(Checkpoints(CheckpointFolder(Path(folder), keep), save, load, every))
+        checkpoints = Checkpoints(CheckpointFolder(Path(folder), keep), save, load, every)
+        checkpoints.stretches = self._stretches
+        self._loop.use(checkpoints)
 
     def may_commit(self, step: int | None = None, timeout_s: float = 10.0) -> bool:
         """May this rank put its checkpoint of `step` in place now? step: None for the number of steps done so far.

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from flashrec.runtime.checkpoint_folder import CheckpointFolder
+from flashrec.runtime.stretches import Stretches
 from flashrec.runtime.timeline import logger
 
 Group = Any  # dist.ProcessGroup; None: all ranks
@@ -36,6 +37,7 @@ class Checkpoints:
         self._folder, self._save, self._load, self._every = folder, save, load, every
         self.may_commit: Callable[[int], bool] = lambda step: True
         self.kept: Callable[[int, str, float], None] = lambda step, how, took_s: None
+        self.stretches: Stretches | None = None
 
     def load_newest(self) -> int | None:
         """Load the newest checkpoint that is complete, on all ranks alike, and return its step; None: there is none."""
@@ -51,6 +53,8 @@ class Checkpoints:
             raise
         took_s = time.monotonic() - start
         logger.info("loaded the checkpoint of step %d from %s in %.1f s", step, path, took_s)
+        if self.stretches is not None:
+            self.stretches.of_checkpoint(step, _size(), self._folder.about(step))
         self._tell(step, "found", took_s)
         return step
 
@@ -75,9 +79,11 @@ class Checkpoints:
         if not self.may_commit(step):
             logger.warning("the checkpoint of step %d is not kept: this rank may not commit it (see above)", step)
             return
-        size = dist.get_world_size() if dist.is_initialized() else 1
-        writers = dist.get_process_group_ranks(group) if group is not None else list(range(size))
-        self._folder.put_in_place(draft, step, {"world_size": size, "written_by": writers, "how": how})
+        writers = dist.get_process_group_ranks(group) if group is not None else list(range(_size()))
+        about = {"world_size": _size(), "written_by": writers, "how": how}
+        if self.stretches is not None:
+            about |= self.stretches.about(step)
+        self._folder.put_in_place(draft, step, about)
         took_s = time.monotonic() - start
         logger.info("the checkpoint of step %d is complete after %.1f s: %s", step, took_s, self._folder.of(step))
         self.kept(step, how, took_s)
@@ -105,6 +111,10 @@ class Checkpoints:
                 "a filesystem that all nodes share"
             )
         return None
+
+
+def _size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _rank(group: Group) -> int:

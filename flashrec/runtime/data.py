@@ -21,6 +21,7 @@ import torch
 
 from flashrec.runtime.loading import Source
 from flashrec.runtime.picks import Pick
+from flashrec.runtime.rest import Rest
 from flashrec.runtime.torch_private.tensors import version
 
 
@@ -33,13 +34,16 @@ class Data:
         micro_batches: int,
         position: Callable[[], int],
         quiet: Callable[[str], AbstractContextManager[None]],
+        begins: Callable[[], tuple[int, int, int] | None] = lambda: None,
     ) -> None:
+        """begins: (step, epoch, samples read) with which the batches of this world begin; None: at the first step."""
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, not {micro_batches}")
         self._source, self._per_step, self._position, self._quiet = source, micro_batches, position, quiet
         self._kept: dict[int, _Batch] = {}
         self._reading: Iterator[tuple[Pick | None, Any]] | None = None
         self._next = 0  # the number of the batch that comes next
+        self._begins = begins
 
     def batch(self, step: int, micro: int = 0) -> Any:
         """What `step` trains on; `micro` counts the micro-batches of a step from 0.
@@ -60,13 +64,29 @@ class Data:
             self._kept[number] = _Batch(pick, self._source.again(pick))
         return self._kept[number].show()
 
+    def rigid(self) -> str:
+        """Why these batches cannot be dealt out anew among more or fewer ranks; '': they can."""
+        return self._source.rigid()
+
+    def place(self, step: int) -> tuple[int, int] | None:
+        """(epoch, samples of it that all ranks have read) when `step` begins; None: that cannot be said."""
+        return self._source.place(step * self._per_step, self._rest())
+
+    def forget(self) -> None:
+        """The batches of the steps to come are others from now on."""
+        self._kept, self._reading = {}, None
+
+    def _rest(self) -> Rest | None:
+        begins = self._begins()
+        return None if begins is None else Rest(begins[0] * self._per_step, *begins[1:])
+
     def _read_to(self, number: int) -> None:
         is_near = self._reading is not None and self._next <= number < self._next + 2 * self._per_step
         try:
             if not is_near:
                 self._reading = None  # its worker processes end before others begin
                 with self._quiet("data"):  # indices are skipped, or a whole data set is read through
-                    self._reading = self._source.read(number)
+                    self._reading = self._source.read(number, self._rest())
                     self._next = number
                     self._keep_next(number)
             while number not in self._kept:

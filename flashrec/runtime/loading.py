@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from flashrec.runtime.picks import Fetch, Pick, Picks, WorkerStart, as_it_is, set_epoch
+from flashrec.runtime.rest import Rest, place, rigid
 from flashrec.runtime.seed import mix
 from flashrec.runtime.streams import Stream
 from flashrec.runtime.timeline import logger
@@ -28,8 +29,14 @@ Stop = Callable[[], int | None]
 class Source(Protocol):
     """Batches by number."""
 
-    def read(self, start: int) -> Iterator[tuple[Pick | None, Any]]:
-        """From number `start` on; each with its pick, if it has one."""
+    def read(self, start: int, rest: Rest | None = None) -> Iterator[tuple[Pick | None, Any]]:
+        """From number `start` on; each with its pick, if it has one. rest: where the batches of this world begin."""
+
+    def rigid(self) -> str:
+        """Why these batches cannot be dealt out anew among more or fewer ranks; '': they can."""
+
+    def place(self, number: int, rest: Rest | None) -> tuple[int, int] | None:
+        """(epoch, samples of it that all ranks have read) before batch `number`; None: that cannot be said."""
 
     def again(self, pick: Pick) -> Any:
         """The same batch once more."""
@@ -76,8 +83,14 @@ class ByIndex:
         self._index_sampler: Any = loader.batch_sampler if is_batched else loader.sampler
         self._fetch = Fetch(loader.dataset, loader.collate_fn, is_batched)
 
-    def read(self, start: int) -> Iterator[tuple[Pick | None, Any]]:
-        picks: Any = Picks(self._index_sampler, self._seed, start, self._stop)
+    def rigid(self) -> str:
+        return rigid(self._index_sampler)
+
+    def place(self, number: int, rest: Rest | None) -> tuple[int, int] | None:
+        return None if self.rigid() else place(self._index_sampler, number, rest)
+
+    def read(self, start: int, rest: Rest | None = None) -> Iterator[tuple[Pick | None, Any]]:
+        picks: Any = Picks(self._index_sampler, self._seed, start, self._stop, rest)
         generator = torch.Generator().manual_seed(mix(self._seed, 0, 3))
         return iter(
             DataLoader(
@@ -112,7 +125,13 @@ class InOrder:
     def __init__(self, loader: Any, seed: int) -> None:
         self._loader, self._seed = loader, seed
 
-    def read(self, start: int) -> Iterator[tuple[Pick | None, Any]]:
+    def rigid(self) -> str:
+        return "a data set without indices can only be read from its beginning"
+
+    def place(self, number: int, rest: Rest | None) -> tuple[int, int] | None:
+        return None
+
+    def read(self, start: int, rest: Rest | None = None) -> Iterator[tuple[Pick | None, Any]]:
         number, began, reported = 0, time.monotonic(), time.monotonic()
         for epoch in itertools.count():
             count = 0

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch.utils.data
 
+from flashrec.runtime.rest import Rest
 from flashrec.runtime.seed import mix
 from flashrec.runtime.streams import Stream, drawn_from, held_by, seed_each
 
@@ -36,19 +37,36 @@ class Pick(NamedTuple):
 
 
 class Picks:
-    """Iterable over the picks from `start` on. stop: asked for the number at which it ends; None: it does not.
+    """Iterable over the picks from `start` on. stop: asked for the number at which it ends; None: it does not. rest: in
+    the world of this size the batches begin there, inside of an epoch (`stretches`); None: at the first of all.
 
     index_sampler: yields lists of indices (a batch sampler) or single ones; `set_epoch` is called on it, and on the
     sampler inside, before each epoch. Raises RuntimeError when it yields another number of batches than it has said.
     """
 
-    def __init__(self, index_sampler: Any, seed: int, start: int, stop: Callable[[], int | None]) -> None:
+    def __init__(
+        self, index_sampler: Any, seed: int, start: int, stop: Callable[[], int | None], rest: Rest | None = None
+    ) -> None:
         self._index_sampler, self._seed, self._start, self._stop = index_sampler, seed, start, stop
+        self._rest = rest
 
     def __iter__(self) -> Iterator[Pick]:
+        number = epoch = 0
+        if self._rest is not None:
+            number, epoch = self._rest.number, self._rest.epoch + 1
+            for count, indices in enumerate(self._rest.batches(self._index_sampler)):
+                if number >= self._start:
+                    if (stop := self._stop()) is not None and number >= stop:
+                        return
+                    yield Pick(number, epoch - 1, _seed_of(self._seed, epoch - 1, count, indices), indices)
+                number += 1
+        yield from self._from(epoch, number)
+
+    def _from(self, epoch: int, number: int) -> Iterator[Pick]:
+        """Whole epochs from `epoch` on, the first batch of which is `number`."""
         length = length_of(self._index_sampler)
-        epoch, skipped = divmod(self._start, length) if length else (0, self._start)
-        number = self._start - skipped
+        if length and self._start > number:
+            epoch, number = epoch + (self._start - number) // length, self._start - (self._start - number) % length
         while True:
             count = 0
             for indices in self._of_epoch(epoch):

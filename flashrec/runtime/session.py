@@ -24,6 +24,8 @@ from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot, Stateful
 from flashrec.runtime.state import State
 from flashrec.runtime.step import StepGuard
+from flashrec.runtime.stretches import STATE as STRETCH
+from flashrec.runtime.stretches import Stretches
 from flashrec.runtime.torch_private.dtensor import make_random_tracker
 from flashrec.runtime.tree import Trees
 from flashrec.runtime.untouched import Untouched
@@ -192,6 +194,7 @@ def recoverable_guard(
     schedules: Sequence[Any] = (),
     optimizer_communicates: bool | None = None,
     mirrors: bool | str = False,
+    stretches: Stretches | None = None,
 ) -> StepGuard:
     """Everything that guards the steps of one model. Raises what says why this model cannot be recovered."""
     listed = list(optimizers)
@@ -222,7 +225,8 @@ def recoverable_guard(
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
     alike = Alike(worker.rank, agreement.ranks, objects, device)
     kinds += [agreement, alike, update, LargeState(snapshot)]
-    state = State(model, listed, objects, sends_random_state=seed is None)
+    stretches = stretches or Stretches()
+    state = State(model, listed, {**objects, STRETCH: stretches}, sends_random_state=seed is None)
     mirror = Mirrors(worker, state, mirrors, agreement.ranks, device) if mirrors else None
     parts = Parts(kinds if mirror is None else [*kinds, mirror])
     if mirror is not None:
