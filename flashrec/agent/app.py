@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import time
 
 import flashrec
@@ -19,7 +20,7 @@ from flashrec.agent.fabric import Fabric
 from flashrec.agent.health import HealthWatch
 from flashrec.agent.probe import Prober
 from flashrec.agent.workers import Workers
-from flashrec.transport.paths import exit_socket_path, socket_directory, socket_path
+from flashrec.transport.paths import exit_socket_path, memory_directory, socket_directory, socket_path
 from flashrec.transport.stream import Channel, connect_tcp, listen_unix, private_directory
 from flashrec.wire import frames
 from flashrec.wire import messages as m
@@ -53,7 +54,9 @@ class Agent:
         directory = socket_directory(self.key, self._tmp)
         private_directory(directory.parent)
         private_directory(directory)
+        shutil.rmtree(memory_directory(self._socket), ignore_errors=True)  # of an agent that was killed
         await self._live()
+        shutil.rmtree(memory_directory(self._socket), ignore_errors=True)
         if self._health is not None:
             self._health.close()
         with contextlib.suppress(OSError):

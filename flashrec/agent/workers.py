@@ -8,6 +8,7 @@ announces goes to every runtime, and what was announced before a runtime said he
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -18,6 +19,7 @@ from flashrec.agent.life import Life, Worker
 from flashrec.agent.process import WatchedProcess
 from flashrec.core import events
 from flashrec.core.types import Assignment
+from flashrec.transport.paths import memory_directory, state_path
 from flashrec.wire import messages as m
 
 EXPECT_TIMEOUT_S = 30.0
@@ -113,8 +115,12 @@ class Workers:
         return None if self._closed else self._expected.pop((launch, local_id), None)
 
     def _environment(self, assignment: Assignment) -> dict[str, str]:
+        size = {"WORLD_SIZE": str(assignment.world_size)} if assignment.world_size else {}
+        resized = {"FLASHREC_RESIZED": str(assignment.resized), "FLASHREC_FORMER": str(assignment.former)}
         return {
             **self._welcome.env,
+            **size,
+            **(resized if assignment.resized else {}),
             "FLASHREC_SOCKET": str(self._socket),
             "RANK": str(assignment.rank),
             "LOCAL_RANK": str(assignment.local_rank),
@@ -135,9 +141,10 @@ class Workers:
         timing = self._welcome
         channel.send(
             m.WorkerWelcome(
-                self._announced, timing.world_size, self._address, timing.heartbeat_interval_s, timing.lease_s
+                self._announced, life.assignment.world_size or timing.world_size, self._address,
+                timing.heartbeat_interval_s, timing.lease_s,
             )
-        )
+        )  # fmt: skip
         for keys in self._keys:
             if hello.rank in keys.members:
                 channel.send(keys)
@@ -154,7 +161,16 @@ class Workers:
             life.farewell = "raised"
         elif isinstance(message, events.WorkerFinished):
             life.farewell = "finished"
+        elif isinstance(message, events.HandedOver):
+            message = self._seen_here(message)
         self._relay(message)
+
+    def _seen_here(self, said: events.HandedOver) -> m.ToAgentFromWorker:
+        """A container may have a memory of its own, of which nothing is left for the next life."""
+        path = state_path(self._socket, said.rank, said.generation)
+        if path.exists():
+            return said
+        return events.NotHandedOver(said.rank, said.incarnation, said.generation, f"the agent does not see {path}")
 
     # ---- how workers end --------------------------------------------------------------------------------------
 
@@ -241,6 +257,8 @@ class Workers:
                 self._begin(message.generation)
         elif isinstance(message, m.PlanPublished):
             self._begin(message.plan.generation)
+        elif isinstance(message, m.Resume):
+            self.forget_states()
         for life in self._lives.values():
             if life.channel is not None:
                 life.channel.send(message)
@@ -248,6 +266,10 @@ class Workers:
     def _begin(self, generation: int) -> None:
         if generation > self.generation:
             self.generation, self._keys = generation, []
+
+    def forget_states(self) -> None:
+        """Nothing that was put aside is needed any more."""
+        shutil.rmtree(memory_directory(self._socket), ignore_errors=True)
 
     def push_keys(self, keys: m.KeysPushed) -> None:
         if keys.generation != self.generation:

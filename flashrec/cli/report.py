@@ -17,7 +17,9 @@ from flashrec.report.timeline import Recovery, Timeline, build_timeline
 
 BAR_WIDTH = 36
 NARROWEST = 110  # columns; a log file has no width of its own
-COLOURS = {"detect": "red", "fence": "yellow", "launch": "yellow", "form": "green", "restore": "cyan"}
+COLOURS = {
+    "detect": "red", "fence": "yellow", "hand_over": "magenta", "launch": "yellow", "form": "green", "restore": "cyan",
+}  # fmt: skip
 
 
 def load_timeline(job_dir: Path, faults_path: Path | None) -> Timeline:

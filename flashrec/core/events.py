@@ -153,6 +153,34 @@ class CheckpointFailed(Event, frozen=True):
     reason: str
 
 
+class HandedOver(Event, frozen=True):
+    """This worker has put its state of step v aside, for a life in a world of another size."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    v: int
+    num_bytes: int = 0
+
+
+class NotHandedOver(Event, frozen=True):
+    """This worker was to put its state aside and could not."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    reason: str
+
+
+class NotInherited(Event, frozen=True):
+    """This worker was to go on from what a former world has put aside, and not all of that is there or fits."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    reason: str
+
+
 class WorkerFinished(Event, frozen=True):
     """The worker has left its step loop after the final vote: every rank has done all steps."""
 
@@ -210,5 +238,6 @@ class TimePassed(Event, frozen=True):
 AnyEvent = Union[
     JobStarted, AgentJoined, NodeCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined, WorkerExited,
     WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, CheckpointKept, CheckpointFailed,
+    HandedOver, NotHandedOver, NotInherited,
     WorkerFinished, TrainingStalled, LaunchFailed, NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from flashrec.core.last_words import LastWords
 from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.membership import Members, Slot
 from flashrec.core.pool import PoolTier
+from flashrec.core.resize import Resize
 from flashrec.core.room import RoomSearch
 from flashrec.core.swap import PlannedSwap
 from flashrec.core.types import Phase, Plan
@@ -21,10 +22,11 @@ _ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.RUNNING: _ALWAYS,
     Phase.FENCING: _ALWAYS,
-    Phase.PLACING: _ALWAYS | {Phase.FORMING, Phase.SAVING},
+    Phase.PLACING: _ALWAYS | {Phase.FORMING, Phase.SAVING, Phase.RESIZING},
     Phase.FORMING: _ALWAYS | {Phase.RESTORING},
     Phase.RESTORING: _ALWAYS | {Phase.RUNNING},
     Phase.SAVING: _ALWAYS,
+    Phase.RESIZING: _ALWAYS,
     Phase.STOPPED: frozenset(),
 }
 
@@ -42,6 +44,7 @@ class JobState:
         self.exit_code: int | None = None
         self.stop_reason = ""
         self._swap = PlannedSwap()
+        self._resize = Resize()
         self._resumed = 0  # the generation that trains
         self._trained = False  # some generation has resumed since the last start from scratch
         self._deadline: float | None = None
@@ -72,6 +75,7 @@ class JobState:
     def _begin_generation(self) -> None:
         self.generation += 1
         self.plan = self._homeless = None
+        self._resize.grows = False
         self._room.forget()
         for life in self.members.lives():
             life.forget_generation()

@@ -1,19 +1,21 @@
 """The ladder: what is tried, one after the other, when something is lost. docs/concepts/ladder.md has it as a table.
 
 A recovery takes the first rung that carries: nobody is replaced, a process starts again on its node, ranks move to a
-spare, to a node of the pool, to a node that is not trusted. Where that ends there are the checkpoints: all ranks load
-the newest one, or, without a place for lost ranks, the survivors write a last one before the job ends. Pure.
+spare, to a node of the pool, to a node that is not trusted. Without a place for lost ranks whole replicas leave, if the
+job may shrink (`core.resize`). Where that ends there are the checkpoints: all ranks load the newest one, or the
+survivors write a last one before the job ends. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
 from flashrec.core.effects import AnyEffect, TakeRung
 from flashrec.core.limits import Limits, PoolLimits
-from flashrec.core.membership import Members, Node
+from flashrec.core.membership import Estate, Members, Node, Place
 
 
 class Rung(StrEnum):
@@ -24,6 +26,8 @@ class Rung(StrEnum):
     SPARE = "spare"
     POOL = "pool"
     LAST_RESORT = "last resort"
+    GROW = "grow"
+    SHRINK = "shrink"
     CHECKPOINT = "checkpoint"
     DYING = "dying checkpoint"
 
@@ -94,6 +98,21 @@ def checkpoint(kept: Kept, reason: str, limits: Limits) -> TakeRung:
         f"{'unknown' if lost is None else lost} (time {kept.num_loads} of {limits.max_loads}): {reason}",
         lost,
     )
+
+
+def resized(
+    rung: Rung, members: Members, world: Sequence[Place], estate: Estate, number: int, limits: Limits, reason: str
+) -> TakeRung:
+    """All ranks begin a new life in a world of another size, from what the former one has put aside."""
+    size, full = len(world) // estate.unit, members.full_size // estate.unit
+    nodes = {place.node for place in world}
+    left = tuple(slot.rank for slot in members.slots if slot.node not in nodes or slot.state == "unplaced")
+    verb = "grows" if rung is Rung.GROW else "shrinks"
+    text = (
+        f"the world {verb} from {members.world_size} to {len(world)} ranks, {size} of {full} replicas, at step "
+        f"{estate.step} (resize {number} of {limits.max_resizes}): {reason}"
+    )
+    return TakeRung(rung, left, text)
 
 
 def dying(savers: tuple[int, ...], step: int, reason: str, limits: Limits) -> TakeRung:

@@ -4,7 +4,7 @@ written once. All times are in seconds.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +44,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_without_progress: Positive = 5  # failures in a row without one new optimizer step
     max_loads: Count = 3  # times in a row that all ranks go back to the same checkpoint
     save_timeout_s: Seconds = 600.0  # survivors have written a checkpoint before the job ends
+    shrink: Literal["never", "replica_groups"] = "never"  # without a node for lost ranks: go on with fewer
+    min_replicas: Positive = 1  # never with fewer replicas than these
+    max_resizes: Count = 10  # in the life of a job; the last one is kept for a loss
+    resize_interval_s: Seconds = 300.0  # after a resize, before the world grows again
 
 
 class HangLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,10 @@ from flashrec.core.phases import Phases
 from flashrec.core.types import Phase
 
 # Others of the same rank have no part in the training, whatever they say.
-_OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
+_OF_ACTING_LIVES = (
+    events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished, events.HandedOver,
+    events.NotHandedOver, events.NotInherited,
+)  # fmt: skip
 
 
 class Machine(Phases):
@@ -38,8 +41,10 @@ class Machine(Phases):
     def next_deadline(self) -> float | None:
         if self.phase is Phase.STOPPED:
             return None
-        swap = self._swap.deadline(self.pool) if self.phase is Phase.RUNNING else None
-        return min((deadline for deadline in (self._deadline, swap) if deadline is not None), default=None)
+        waits = [self._deadline]
+        if self.phase is Phase.RUNNING:
+            waits += [self._swap.deadline(self.pool), self._resize.deadline(self.members)]
+        return min((deadline for deadline in waits if deadline is not None), default=None)
 
     # ---- what is stale ----------------------------------------------------------------------------------------
 
@@ -109,6 +114,16 @@ class Machine(Phases):
             case events.CheckpointFailed():
                 if self.phase is Phase.SAVING:
                     self._end_saving(f"the last checkpoint failed on rank {event.rank}: {event.reason}", now)
+            case events.HandedOver():
+                if self.phase is Phase.RESIZING:
+                    self.members.slots[event.rank].restored_v = event.v
+                    self._advance(now)
+            case events.NotHandedOver():
+                if self.phase is Phase.RESIZING:
+                    self._not_put_aside(f"rank {event.rank}: {event.reason}", now)
+            case events.NotInherited():
+                if self._resize.estate is not None:
+                    self._lose_estate(f"rank {event.rank}: {event.reason}", now)
             case events.WorkerFinished():
                 self._worker_finished(event)
             case events.TrainingStalled():
@@ -129,6 +144,7 @@ class Machine(Phases):
                 if self._deadline is not None and now >= self._deadline:
                     self._timed_out(now)
                 elif self.phase is Phase.RUNNING:
+                    self._resize.tick(now)
                     self._lose(self._swap.late(self.members, self.pool, self.limits, now), "not ready in time", now)
                     self._out += self.pool.give_up(self.members, self.limits.start_timeout_s, now)
 
@@ -248,9 +264,10 @@ class Machine(Phases):
         self._advance(now)
 
     def _worker_restored(self, event: events.WorkerRestored, now: float) -> None:
-        slot = self.members.slots[event.rank]
-        if self.plan is not None and event.v != self.plan.resume_step:
-            self._lose([slot], f"rank {slot.rank} came back at step {event.v}, not {self.plan.resume_step}", now)
+        slot, estate = self.members.slots[event.rank], self._resize.estate
+        expected = self.plan.resume_step if self.plan is not None else estate.step if estate is not None else event.v
+        if event.v != expected:
+            self._lose([slot], f"rank {slot.rank} came back at step {event.v}, not {expected}", now)
             return
         slot.state, slot.formed, slot.restored_v, slot.joins = "up", True, event.v, False
         self._advance(now)

@@ -7,7 +7,7 @@ one and the other stands by as its *predecessor* until the resume. Anything that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,25 @@ class Node(msgspec.Struct):
     link_lost: str = ""
     leaving: dict[str, str] = {}
     failed_swaps: int = 0
+
+
+class Estate(msgspec.Struct, frozen=True):
+    """What the ranks of a world have put aside for those of the next one. generation: in which they did, step: of which
+    it is the state. unit: consecutive ranks that hold one replica. nodes: where each life was; holders: those whose
+    state is there."""
+
+    generation: int
+    step: int
+    unit: int
+    nodes: dict[int, str]
+    holders: tuple[int, ...]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank of a new world is to be. former: the rank of the former world whose state is there; -1: none is."""
+
+    node: str
+    former: int
 
 
 class Slot(msgspec.Struct):
@@ -83,6 +102,11 @@ class Members:
     @property
     def world_size(self) -> int:
         return len(self.slots)
+
+    @property
+    def full_size(self) -> int:
+        """The world size that the job began with."""
+        return self.num_active * self.ranks_per_node
 
     @property
     def is_complete(self) -> bool:
@@ -145,7 +169,7 @@ class Members:
             slot.num_lives += 1
             slot.incarnation, slot.joins = slot.num_lives, joins
         return tuple(
-            Assignment(rank, local_rank, self.slots[rank].incarnation, generation, joins)
+            Assignment(rank, local_rank, self.slots[rank].incarnation, generation, joins, self.world_size)
             for rank, local_rank in ranks.items()
         )
 
@@ -156,8 +180,22 @@ class Members:
             slot = self.slots[rank]
             slot.num_lives += 1
             slot.successor = Slot(rank, node, local_rank, slot.num_lives, "launched", joins=True)
-            tasks.append(Assignment(rank, local_rank, slot.num_lives, generation, joins=True))
+            tasks.append(Assignment(rank, local_rank, slot.num_lives, generation, True, self.world_size))
         return tuple(tasks)
+
+    def begin_world(self, world: Sequence[Place], estate: Estate, generation: int) -> dict[str, tuple[Assignment, ...]]:
+        """The ranks of a new world in place of the former ones, and where each is to begin its life. Incarnations go on
+        from the highest one, so that no life is taken for one of the same rank in a former world."""
+        num_lives = max(slot.num_lives for slot in self.slots)
+        self.slots = [
+            Slot(rank, place.node, rank % self.ranks_per_node, num_lives=num_lives) for rank, place in enumerate(world)
+        ]
+        placement: dict[str, tuple[Assignment, ...]] = {}
+        for rank, place in enumerate(world):
+            (task,) = self.assign(place.node, {rank: rank % self.ranks_per_node}, generation, joins=False)
+            task = msgspec.structs.replace(task, resized=estate.generation, former=place.former)
+            placement[place.node] = (*placement.get(place.node, ()), task)
+        return placement
 
     def hand_over(self, slot: Slot) -> None:
         """The successor acts from now on; its predecessor stands by while it lives."""

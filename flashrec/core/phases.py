@@ -9,22 +9,24 @@
     RESTORING  every rank holds the state of the resume step    -
     RUNNING    something is lost, or all pause for a swap       resume
     SAVING     survivors have written a checkpoint              plan (PLACING has found no node for lost ranks)
+    RESIZING   all have put their state aside                   plan (no node for lost ranks, or room for more ranks)
 
 A failure in any phase raises the generation and goes back to FENCING. Before the first resume nothing is worth
 keeping, so then everybody is started anew; so it is when too little of the state is left, but a checkpoint is
 (`core.ladder`). A planned swap (`core.swap`) goes through the same phases once all ranks
-have paused at a step boundary; until then it is RUNNING that goes on.
+have paused at a step boundary; until then it is RUNNING that goes on. After RESIZING all ranks begin a new life in a
+world of another size (`core.resize`): until that has resumed, what was put aside is what is kept.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from flashrec.core import commit, effects, endings, ladder
+from flashrec.core import commit, effects, endings, ladder, resize
 from flashrec.core.endings import EXIT_REQUEUE
 from flashrec.core.job_state import JobState
-from flashrec.core.membership import Slot
-from flashrec.core.types import Phase, Report
+from flashrec.core.membership import Estate, Slot
+from flashrec.core.types import Phase, Plan, Report
 
 
 class Phases(JobState):
@@ -101,8 +103,12 @@ class Phases(JobState):
         self._advance(now)
 
     def _start_anew(self, reason: str, because: str, now: float, counts: bool = True) -> None:
-        """Nothing that could be kept: kill everybody and start all ranks again, in a new generation."""
+        """Nothing that could be kept but what was put aside: kill everybody and start all ranks again, in a new
+        generation."""
         if counts and self._is_stuck(reason):
+            return
+        if self._resize.estate is not None:
+            self._begin_world(self._resize.estate, reason, now)
             return
         self._kill([slot for slot in self.members.slots if slot.is_live], "start from scratch")
         self._begin_generation()
@@ -122,7 +128,7 @@ class Phases(JobState):
         rung = ladder.checkpoint(self._kept, reason, self.limits)
         self._out.append(rung)
         self._drop(self.members.successors(), "all ranks start again")
-        self._trained = False
+        self._trained, self._resize.estate = False, None
         self._start_anew(reason, rung.reason, now, counts)
 
     def _launch_unplaced(self, reason: str, now: float) -> None:
@@ -158,6 +164,64 @@ class Phases(JobState):
         if self._room.deadline is not None or any(slot.incarnation for slot in self.members.slots):
             self._launch_unplaced(reason, now)
 
+    # ---- another world size -----------------------------------------------------------------------------------
+
+    def _put_aside(self, rung: ladder.Rung, verdict: Plan, reason: str, now: float) -> str:
+        """Let those who hold the resume step put it aside for a world of another size. Returns why that cannot be, '':
+        it has begun."""
+        grows = rung is ladder.Rung.GROW
+        if refusal := self._resize.refusal(self.limits, grows=grows):
+            return refusal
+        reports = {slot.rank: slot.report for slot in self.members.slots if slot.report is not None}
+        estate = resize.estate_of(self.members, reports, verdict)
+        world = estate if isinstance(estate, str) else resize.plan_world(estate, self.members, self.limits)
+        if isinstance(estate, str) or isinstance(world, str):
+            return str(world)
+        if grows and len(world) <= self.members.world_size:
+            return "there is no room for another replica any more"
+        self._resize.estate, self._resize.unit = estate, estate.unit
+        self._resize.num += 1
+        self._resize.wait(now + self.limits.resize_interval_s)
+        taken = ladder.resized(rung, self.members, world, estate, self._resize.num, self.limits, reason)
+        self.plan = msgspec.structs.replace(
+            verdict, sources={}, stripes={}, reason=taken.reason, hands_over=estate.holders, at_boundary=grows
+        )
+        self._out.append(taken)
+        self._move(Phase.RESIZING, taken.reason)
+        self._deadline = now + self.limits.restore_timeout_s
+        self._out.append(effects.PublishPlan(self.plan))
+        return ""
+
+    def _not_put_aside(self, reason: str, now: float) -> None:
+        """The old world is still there: go on with it, or with the next rung."""
+        self._resize.refused = reason
+        self._fence(f"the world keeps its size: {reason}", now, counts=False)
+
+    def _lose_estate(self, reason: str, now: float) -> None:
+        """What was put aside is not enough for the new world."""
+        self._resize.estate = None
+        why = f"the state of the former world cannot be taken over: {reason}"
+        self._go_back(why, (why, EXIT_REQUEUE), now, counts=True)
+
+    def _begin_world(self, estate: Estate, reason: str, now: float) -> None:
+        """All ranks begin a new life from what was put aside, wherever there are nodes for it now."""
+        self._kill([slot for slot in self.members.lives() if slot.is_live], "all ranks begin a new life")
+        for slot in self.members.slots:
+            slot.state = "unplaced"
+        world = resize.plan_world(estate, self.members, self.limits)
+        if isinstance(world, str):
+            self._go_back(f"{reason}; {world}", (f"{reason}; {world}", EXIT_REQUEUE), now, counts=False)
+            return
+        self._trained = False
+        self._begin_generation()
+        self._move(Phase.PLACING, f"{len(world)} ranks begin at step {estate.step}: {reason}")
+        self._out.append(effects.AnnounceFence(self.generation, reason))
+        placement = self.members.begin_world(world, estate, self.generation)
+        self._last_words.attempt = self.generation
+        self._out.append(effects.LaunchWorkers(placement, reason))
+        self._move(Phase.FORMING, "all ranks launched")
+        self._deadline = now + self.limits.launch_timeout_s
+
     # ---- planned swap -----------------------------------------------------------------------------------------
 
     def _go_on_with_swap(self, now: float) -> None:
@@ -174,6 +238,11 @@ class Phases(JobState):
         if self._swap.is_ready(self.members):
             self._swap.begin(self.members)
             self._begin_generation()
+            self._out.append(effects.AnnounceFence(self.generation, self._swap.why, at_boundary=True))
+        elif self._resize.may_grow(self.members, self.limits, now):
+            self._swap.pause("there is room for another replica")
+            self._begin_generation()
+            self._resize.grows = True
             self._out.append(effects.AnnounceFence(self.generation, self._swap.why, at_boundary=True))
 
     # ---- progress ---------------------------------------------------------------------------------------------
@@ -196,6 +265,9 @@ class Phases(JobState):
             self._deadline = now + self.limits.restore_timeout_s
         if self.phase is Phase.RESTORING and all(s.restored_v is not None for s in slots):
             self._resume()
+        estate = self._resize.estate if self.phase is Phase.RESIZING else None
+        if estate is not None and all(slots[rank].restored_v is not None for rank in estate.holders):
+            self._begin_world(estate, "all states are put aside", now)
 
     def _decide(self, now: float) -> None:
         moving = [slot for slot in self.members.slots if slot.successor is not None and self._swap.pausing]
@@ -212,6 +284,12 @@ class Phases(JobState):
                 ending = endings.nothing_left(reason, self._last_words)
             self._go_back(reason, ending, now, counts=False)
             return
+        if self._resize.grows:
+            refusal = self._put_aside(ladder.Rung.GROW, verdict, self._swap.why, now)
+            if not refusal:
+                return
+            self._out.append(effects.Tell(f"the world does not grow: {refusal}"))
+            self._resize.wait(now + self.limits.resize_interval_s)
         taken_over = {slot.rank: self.members.slots[slot.rank].incarnation for slot in moving}
         self.plan = verdict = msgspec.structs.replace(verdict, successors=taken_over, at_boundary=self._swap.pausing)
         if moving:
@@ -223,11 +301,12 @@ class Phases(JobState):
         self._out.append(effects.PublishPlan(verdict))
 
     def _save_last(self, ending: endings.Ending, now: float) -> None:
-        """Ranks have no node. If what is left holds every shard it is saved first, then the job ends. (A mirror is no
-        state that a script could save.)"""
+        """Ranks have no node. If what is left holds every shard, fewer ranks go on with it; or it is saved first, then
+        the job ends. (A mirror is no state that a script could save.)"""
         self._homeless = ending
         survivors = [slot for slot in self.members.slots if slot.is_survivor]
-        if not self._trained or not survivors or not self._kept.can_save:
+        may_shrink = self.limits.shrink != "never"
+        if not self._trained or not survivors or not (self._kept.can_save or may_shrink):
             self._stop(*ending)
             return
         if self.phase is Phase.FENCING:
@@ -239,6 +318,14 @@ class Phases(JobState):
         verdict = commit.decide(self.generation, reports)
         if isinstance(verdict, commit.Impossible):
             self._stop(f"{ending[0]}; no last checkpoint: {verdict.reason}", ending[1])
+            return
+        if may_shrink:
+            refusal = self._put_aside(ladder.Rung.SHRINK, verdict, ending[0], now)
+            if not refusal:
+                return
+            self._homeless = ending = (f"{ending[0]}; not with fewer ranks: {refusal}", ending[1])
+        if not self._kept.can_save:
+            self._stop(*ending)
             return
         savers = tuple(slot.rank for slot in survivors if slot.rank not in verdict.sources)
         rung = ladder.dying(savers, verdict.resume_step, ending[0], self.limits)
@@ -263,6 +350,7 @@ class Phases(JobState):
         self._deadline, self._trained, self._last_words.attempt = None, True, self.generation
         self._has_launched = False
         self._resumed, self._swap.pausing = self.generation, False
+        self._resize.estate, self._resize.refused = None, ""
         self._kill([s.predecessor for s in self.members.slots if s.predecessor], "its successor has taken over")
         for slot in self.members.slots:
             slot.predecessor = None
@@ -295,6 +383,8 @@ class Phases(JobState):
                 self._save_last(endings.no_room(self.members, limits.start_timeout_s, self.pool.said), now)
         elif self.phase is Phase.SAVING:
             self._end_saving(f"no last checkpoint within {limits.save_timeout_s:g} s", now)
+        elif self.phase is Phase.RESIZING:
+            self._not_put_aside(f"the state was not put aside within {limits.restore_timeout_s:g} s", now)
         elif self.phase is Phase.FENCING:
             mute = [s for s in slots if s.is_survivor and s.report is None]
             self._lose(mute, f"no report within {limits.fence_timeout_s:g} s of the fence", now)

@@ -45,7 +45,11 @@ class PlannedSwap(msgspec.Struct):
 
     def begin(self, members: Members) -> None:
         """The boundary fence is announced."""
-        self.pausing, self.ready_by, self.why = True, None, self.reason(members)
+        self.pause(self.reason(members))
+
+    def pause(self, why: str) -> None:
+        """All ranks are to pause at a step boundary."""
+        self.pausing, self.ready_by, self.why = True, None, why
 
     def reason(self, members: Members) -> str:
         """What is being done, in words."""

@@ -19,6 +19,7 @@ class Phase(StrEnum):
     FORMING = "FORMING"
     RESTORING = "RESTORING"
     SAVING = "SAVING"  # of what is left, before the end
+    RESIZING = "RESIZING"  # the state is put aside for the ranks of another world
     STOPPED = "STOPPED"
 
 
@@ -29,6 +30,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     it saw complete (-1: none). valid: its state is whole, so it may be a source; a joiner and a rank whose optimizer
     step was cut say False. replicas: ranks that hold the same shard, itself included. Only with mirrors: keeps, the
     steps of which its own memory has a complete copy of its state; holds, the same of the ranks whose holder it is.
+    unit: so many consecutive ranks hold one whole replica, and rank r the same shard as r - unit and r + unit; rigid:
+    why this rank cannot go on in a world of another size ('': it can).
     """
 
     v: int
@@ -38,6 +41,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: tuple[int, ...]
     keeps: tuple[int, ...] = ()
     holds: dict[int, tuple[int, ...]] = {}
+    unit: int = 0
+    rigid: str = ""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -54,7 +59,8 @@ class Plan(msgspec.Struct, frozen=True):
     successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step.
     savers: nobody goes on; these ranks bring themselves to the resume step and write a checkpoint of it together.
     mirrored: the targets whose source sends the mirror that it holds of them. goes_back: ranks that take their state
-    from the copy that they keep themselves. stripes: target rank -> further ranks that send parts of the same state."""
+    from the copy that they keep themselves. stripes: target rank -> further ranks that send parts of the same state.
+    hands_over: another world follows; these ranks bring themselves to the resume step and put their state aside."""
 
     generation: int
     resume_step: int
@@ -67,13 +73,19 @@ class Plan(msgspec.Struct, frozen=True):
     mirrored: tuple[int, ...] = ()
     goes_back: tuple[int, ...] = ()
     stripes: dict[int, tuple[int, ...]] = {}
+    hands_over: tuple[int, ...] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """One worker to run: which rank, which life of it, for which generation."""
+    """One worker to run: which rank, which life of it, for which generation. world_size: of which it is one (0: as the
+    agent was told). resized: the generation in which a former world has put its state aside, from which this one
+    begins (0: it does not); former: the rank of that world whose state is on this node (-1: none is)."""
 
     rank: int
     local_rank: int
     incarnation: int
     generation: int
     joins: bool  # True: groups exist elsewhere, so it builds the model alone and is then restored
+    world_size: int = 0
+    resized: int = 0
+    former: int = -1

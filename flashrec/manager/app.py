@@ -288,7 +288,10 @@ class Manager:
     # ---- small things -----------------------------------------------------------------------------------------
 
     def _slot_of(self, rank: int, incarnation: int) -> Slot | None:
-        slot = self.machine.members.slots[rank]
+        slots = self.machine.members.slots
+        if not 0 <= rank < len(slots):
+            return None  # of a larger world than this one
+        slot = slots[rank]
         if slot.incarnation == incarnation and slot.state == "gone":
             return slot
         return self.machine.members.life(rank, incarnation)
@@ -306,7 +309,7 @@ class Manager:
         return tuple(life.node for life in lives if life is not None and life.is_live)
 
     def _welcome(self, incarnation: int) -> m.AgentWelcome:
-        world_size = self.shape.num_active * self.shape.ranks_per_node
+        world_size = self.machine.members.world_size
         files = {"FLASHREC_SECRET_FILE": str(self._secret_file), "FLASHREC_JOB_DIR": str(self.job_dir)}
         env = rank_environment(world_size, self.shape.ranks_per_node, self._host) | files
         return welcome(self._config, incarnation, self.machine.generation, world_size, self.logs, env)

@@ -10,6 +10,7 @@ from flashrec.report.timeline import Recovery, Timeline
 COLOURS = {
     "detect": "#c0504d",
     "fence": "#e08e3c",
+    "hand_over": "#9a7bb5",
     "launch": "#d4b13f",
     "form": "#6a9f58",
     "restore": "#4f81bd",
@@ -70,7 +71,7 @@ def _recovery(recovery: Recovery) -> str:
 def _gantt(recovery: Recovery) -> str:
     """One row for each kind of phase, one line down for each mark, time in seconds from the fault or detection."""
     total = total_s(recovery) or 1.0
-    names = list(LABELS)
+    names = [name for name in LABELS if name in recovery.durations]
     marks = sorted(recovery.marks, key=lambda mark: mark.mono)
     bottom = ROW * len(names)
     height = bottom + AXIS + 15 * len(marks)

@@ -8,6 +8,7 @@ UNKNOWN = "unknown"
 LABELS = {
     "detect": "detect",
     "fence": "fence",
+    "hand_over": "hand over",
     "launch": "launch",
     "form": "form",
     "restore": "restore",
@@ -16,6 +17,7 @@ LABELS = {
 MEANINGS = {
     "detect": "from the fault to the verdict",
     "fence": "survivors left their collectives and reported",
+    "hand_over": "states put aside for a world of another size",
     "launch": "replacements built their model",
     "form": "process groups built",
     "restore": "replacements hold the state",

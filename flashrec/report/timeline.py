@@ -15,7 +15,8 @@ the end of the journal). A further failure inside it raises the generation and b
     first step   the last rank has committed its first optimizer step since
 
 Durations add up: rto = detect + fence + launch + form + restore + first step, where fence, launch, form and restore
-are the time spent in FENCING, PLACING, FORMING and RESTORING (several times, if further failures came).
+are the time spent in FENCING, PLACING, FORMING and RESTORING (several times, if further failures came). Where the world
+was resized there is hand_over, the time spent in RESIZING, as well.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import msgspec
 from flashrec.report.records import FaultLine, Journal, Line
 
 FAILURES = {"NodeCondemned", "WorkerExited", "WorkerRaised", "LaunchFailed", "NodeLeft"}
-PHASES = {"FENCING": "fence", "PLACING": "launch", "FORMING": "form", "RESTORING": "restore"}
+PHASES = {
+    "FENCING": "fence", "RESIZING": "hand_over", "PLACING": "launch", "FORMING": "form", "RESTORING": "restore",
+}  # fmt: skip
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -201,11 +204,10 @@ class _Story:
             spans=spans,
         )
 
-    def _events(self, name: str) -> list[Line]:
-        """Events of the generation that the recovery ended with."""
-        return [
-            line for line in self.lines if line.event_type == name and line.event.get("generation") == self.generation
-        ]
+    def _events(self, name: str, generation: int | None = None) -> list[Line]:
+        """Events of one generation; None: of that which the recovery ended with."""
+        wanted = self.generation if generation is None else generation
+        return [line for line in self.lines if line.event_type == name and line.event.get("generation") == wanted]
 
     def _effects(self, name: str) -> list[Line]:
         stop = self.end.seq if self.end else self.lines[-1].seq
@@ -213,7 +215,10 @@ class _Story:
 
     def _plan(self) -> dict[str, Any]:
         plans = [line.effect.get("plan", {}) for line in self._effects("PublishPlan")]
-        return next((plan for plan in reversed(plans) if plan.get("generation") == self.generation), {})
+        return next(
+            (plan for plan in reversed(plans) if plan.get("generation") == self.generation or plan.get("hands_over")),
+            {},
+        )
 
     def _loaded_step(self) -> int | None:
         """Where all ranks have started, when they went back to a checkpoint."""
@@ -225,7 +230,8 @@ class _Story:
         (nobody was if all had paused at the end of a step); None without reports of survivors."""
         if rungs and rungs[-1].rung == "checkpoint":
             return rungs[-1].steps_lost
-        reports = [line.event.get("report", {}) for line in self._events("WorkerReported")]
+        decided_in = plan.get("generation", self.generation)
+        reports = [line.event.get("report", {}) for line in self._events("WorkerReported", decided_in)]
         reached = [report.get("v") for report in reports if report.get("valid")]
         if not reached or plan.get("resume_step") is None:
             return None
@@ -313,7 +319,8 @@ class _Story:
         for name in ("detect", *PHASES.values(), "first_step"):
             mine = [span.end_s - span.begin_s for span in spans if span.name == name]
             is_known = bool(mine) if name in ("detect", "first_step") else self.resumed is not None
-            durations[name] = sum(mine) if is_known else None
+            if mine or name != "hand_over":
+                durations[name] = sum(mine) if is_known else None
         return durations
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,14 @@ class Environment:
     engine: str = ""  # FLASHREC_ENGINE: 'native' or 'inplace'; "": what fits torch
     node: str = ""  # FLASHREC_NODE, or Slurm's SLURMD_NODENAME; "": not known
     switch: str = ""  # of that node: SLURM_TOPOLOGY_ADDR without its last part; "": not known
+    resized: int = 0  # FLASHREC_RESIZED: the generation in which a former world has put its state aside; 0: none has
+    former: int = -1  # FLASHREC_FORMER: the rank of that world whose state is on this node; -1: none is
     interrupt_signal: int | None = None  # FLASHREC_INTERRUPT_SIGNAL; None: none is sent
+
+
+def num_on_node() -> int:
+    """Ranks on this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def read(environ: Mapping[str, str]) -> Environment | None:
@@ -66,6 +74,8 @@ def read(environ: Mapping[str, str]) -> Environment | None:
         engine=environ.get("FLASHREC_ENGINE", ""),
         node=environ.get("FLASHREC_NODE", "") or environ.get("SLURMD_NODENAME", ""),
         switch=environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0],
+        resized=number("FLASHREC_RESIZED") if "FLASHREC_RESIZED" in environ else 0,
+        former=number("FLASHREC_FORMER") if "FLASHREC_FORMER" in environ else -1,
         interrupt_signal=_signal(environ.get("FLASHREC_INTERRUPT_SIGNAL", DEFAULT_SIGNAL)),
     )
     if found.engine not in ENGINES:

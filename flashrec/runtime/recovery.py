@@ -22,6 +22,7 @@ from flashrec.core.types import Plan
 from flashrec.runtime import stuck, transfer
 from flashrec.runtime.checkpoint import Checkpoints
 from flashrec.runtime.errors import NotUnblockable, RecoveryFailed, Superseded, TrainingComplete
+from flashrec.runtime.handover import Handover
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.snapshot import Snapshot
@@ -46,6 +47,8 @@ class Recovery:
         self._worker, self._replicas, self._mirrors = worker, replicas, mirrors
         self._parts, self._state, self._snapshot, self._optimizers = parts, state, snapshot, optimizers
         self.checkpoints: Checkpoints | None = None
+        self.handover: Handover | None = None
+        self.before_end: Callable[[], None] = lambda: None  # this life ends although its newest step counts
 
     def await_plan(self) -> Plan:
         """Report where this rank stands and wait for the decision. Raises TrainingComplete, WaitedTooLong."""
@@ -54,6 +57,9 @@ class Recovery:
         while True:
             generation = worker.board.announced
             report = progress.report(self._replicas())
+            if self.handover is not None:
+                unit, rigid = self.handover.describe()
+                report = msgspec.structs.replace(report, unit=unit, rigid=rigid)
             if self._mirrors is not None:
                 report = self._mirrors.freeze(report)
             worker.control.send(
@@ -124,6 +130,8 @@ class Recovery:
             worker.groups.unblock()  # nobody is in a collective any more
         if plan.savers:
             self._save_last(plan)
+        if plan.hands_over:
+            self._hand_over(plan)
         worker.groups.form(plan.generation)
         worker.control.send(
             events.WorkerFormed(rank=worker.rank, incarnation=worker.env.incarnation, generation=plan.generation)
@@ -171,11 +179,7 @@ class Recovery:
         if worker.rank in plan.savers:
             try:
                 assert self.checkpoints is not None
-                if not stuck.await_idle(worker.limits.unblock_timeout_s):
-                    raise NotUnblockable("operations of the step that was cut have not ended")
-                self._parts.settle_for(progress.v)
-                if self._snapshot.step == progress.v:
-                    self._snapshot.restore()
+                self._settle(plan)
                 progress.generation = plan.generation
                 with worker.groups.among(plan.savers, plan.generation) as group:
                     self.checkpoints.keep(plan.resume_step, "dying", group)
@@ -191,6 +195,38 @@ class Recovery:
                 )
         worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
         raise RecoveryFailed(f"resumed in generation {plan.generation}, which was to end. This is a bug of flashrec")
+
+    def _hand_over(self, plan: Plan) -> NoReturn:
+        """A world of another size follows: put the state aside for its ranks, and wait for our end. Raises Superseded
+        when another rank could not, or was lost."""
+        worker, progress = self._worker, self._worker.progress
+        if worker.rank in plan.hands_over:
+            who = (worker.rank, worker.env.incarnation, plan.generation)
+            try:
+                assert self.handover is not None
+                self._settle(plan)
+                self.before_end()
+                num_bytes = self.handover.put_aside(plan.resume_step, plan.generation)
+                worker.control.send(events.HandedOver(*who, progress.v, num_bytes))
+            except Exception as err:
+                if isinstance(err, Superseded):
+                    raise
+                self._check_current(plan)
+                logger.exception("rank %d could not put its state aside", worker.rank)
+                worker.control.send(events.NotHandedOver(*who, repr(err)[:500]))
+        worker.board.wait_resume(plan.generation, worker.limits.resume_timeout_s)
+        raise RecoveryFailed(f"resumed in generation {plan.generation}, which was to end. This is a bug of flashrec")
+
+    def _settle(self, plan: Plan) -> None:
+        """As at the start of the resume step, without groups. Raises NotUnblockable, RecoveryFailed."""
+        progress = self._worker.progress
+        if progress.v != plan.resume_step or not progress.valid:
+            raise RecoveryFailed(f"holds step {progress.v} (valid: {progress.valid}), not {plan.resume_step}")
+        if not stuck.await_idle(self._worker.limits.unblock_timeout_s):
+            raise NotUnblockable("operations of the step that was cut have not ended")
+        self._parts.settle_for(progress.v)
+        if self._snapshot.step == progress.v:
+            self._snapshot.restore()
 
     def _receive(self, plan: Plan) -> transfer.Moved:
         worker, progress, watch = self._worker, self._worker.progress, Watch()

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from flashrec.runtime.agreement import Agreement
 from flashrec.runtime.callbacks import Callbacks
 from flashrec.runtime.checkpoint import Checkpoints
+from flashrec.runtime.environment import num_on_node
+from flashrec.runtime.handover import Handover
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel import fsdp, zero
 from flashrec.runtime.parallel.ddp import DdpInstances
@@ -232,6 +234,10 @@ def recoverable_guard(
     if mirror is not None:
         mirror.describe_all = parts.describe
     recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed, mirror)
+    rigid = _rigid(listed, schedules, has_mirrors=mirror is not None)
+    recovery.handover = Handover(
+        worker, state, stretches, agreement.ranks, lambda: rigid or update.rigid, device, num_on_node()
+    )
     if trees is None:
         vote = Vote(worker.progress, worker.env.world_size, AllReduce(device), lambda: None)
     else:
@@ -242,6 +248,17 @@ def recoverable_guard(
 def _trees(worker: Worker, devices: set[torch.device]) -> Trees | None:
     """None: backward returns before gradients are complete, so that the vote has to be ordered after them."""
     return Trees(worker) if all(device.type == "cpu" for device in devices) else None
+
+
+def _rigid(optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[Any], *, has_mirrors: bool) -> str:
+    """What of a layout belongs to one world size."""
+    if has_mirrors:
+        return "Session(mirrors=…) keeps the shards of one world size"
+    if schedules:
+        return "a pipeline has been tried with one world size only"
+    if any(map(zero.is_zero, optimizers)):
+        return "ZeroRedundancyOptimizer shards its state by the world size"
+    return ""
 
 
 def _replicas(

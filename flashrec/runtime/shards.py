@@ -6,6 +6,7 @@ Nothing here imports torch.distributed.tensor: a script that does not use it sha
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +56,21 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
             for dim, (name, placement) in enumerate(zip(dim_names(mesh), spread.placements, strict=True))
         ),
     )
+
+
+def mesh_sizes(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Name of a mesh dimension in which all ranks hold the same -> ranks in it, here."""
+    shardings = [sharding for tensor in tensors if (sharding := sharding_of(tensor)) is not None]
+    return {name: size for sharding in shardings for name, size, _, part in sharding.dims if part < 0}
+
+
+def resized(sharding: Sharding, sizes: Mapping[str, int]) -> Sharding:
+    """The same part of the same tensor over a mesh with more or fewer replicas."""
+    dims = tuple(
+        (name, sizes.get(name, size) if part < 0 else size, placement, part)
+        for name, size, placement, part in sharding.dims
+    )
+    return Sharding(sharding.shape, dims)
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -123,6 +123,31 @@ class State:
             parts=parts,
         )
 
+    def in_this_world(self, manifest: Manifest) -> Manifest:
+        """The manifest of a rank of another world as one of this rank's world: sizes of mesh dimensions in which all
+        ranks hold the same are those of the meshes here."""
+        sizes = shards.mesh_sizes(tensor for _, tensor in self._model_tensors())
+
+        def moved(spec: TensorSpec) -> TensorSpec:
+            if spec.sharding is None:
+                return spec
+            return msgspec.structs.replace(spec, sharding=shards.resized(spec.sharding, sizes))
+
+        return msgspec.structs.replace(
+            manifest,
+            model=tuple(map(moved, manifest.model)),
+            optimizers=tuple(
+                msgspec.structs.replace(
+                    optimizer,
+                    tensors={
+                        number: {key: moved(spec) for key, spec in tensors.items()}
+                        for number, tensors in optimizer.tensors.items()
+                    },
+                )
+                for optimizer in manifest.optimizers
+            ),
+        )
+
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the state, in an order that the manifest fixes; of a DTensor the local part."""
         found = [shards.local(tensor) for _, tensor in self._model_tensors()]

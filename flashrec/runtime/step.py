@@ -48,6 +48,7 @@ from flashrec.runtime.errors import (
 from flashrec.runtime.keeping import Keeper
 from flashrec.runtime.mirrors import Mirrors
 from flashrec.runtime.parallel.part import Parts
+from flashrec.runtime.quiet import quiet
 from flashrec.runtime.recovery import Recovery
 from flashrec.runtime.seed import seed_all
 from flashrec.runtime.snapshot import Snapshot
@@ -86,6 +87,7 @@ class StepGuard:
         self._mirrors = mirrors
         self._keeper = Keeper(worker, self._is_fault)
         self._worker, self._recovery, self._vote, self._update = worker, recovery, vote, update
+        recovery.before_end = self._end
         self._parts, self._snapshot, self._optimizers, self._seed = parts, snapshot, optimizers, seed
         self._seed_rank = worker.rank if seed_rank is None else seed_rank
         self._stage = Stage.IDLE
@@ -104,13 +106,20 @@ class StepGuard:
             optimizer.register_step_pre_hook(self._before_optimizer)
             optimizer.register_step_post_hook(self._after_optimizer)
 
+    def _end(self) -> None:
+        self.before_pause()
+
     def use(self, checkpoints: Checkpoints) -> None:
         """Save through these hooks when a step is due, and when survivors are told to."""
         self._recovery.checkpoints = checkpoints
         self._keeper.use(checkpoints)
 
     def load(self) -> int | None:
-        """Before `begin`: the step of the checkpoint that all ranks have loaded."""
+        """Before `begin`: the step of what all ranks have taken over from a former world, or of the checkpoint that
+        they have loaded."""
+        if self._worker.env.resized and self._recovery.handover is not None:
+            with quiet(self._worker, "taking the state over"):
+                return self._recovery.handover.inherit()
         return self._keeper.load()
 
     # ---- the loop -----------------------------------------------------------------------------------------------

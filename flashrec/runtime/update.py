@@ -51,6 +51,11 @@ class Update:
         """True: the vote of a step follows its update."""
         return self._is_after
 
+    @property
+    def rigid(self) -> str:
+        """Why this optimizer cannot go on in a world of another size; '': it can."""
+        return "optimizer.step() communicates, so its state may follow the world size" if self._is_after else ""
+
     def begin(self, step: int) -> None:
         """The first optimizer of `step` is about to change something."""
         if self._is_after:

@@ -4,6 +4,7 @@ directory per user and job. Manager, agent and launcher compute the same paths f
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -39,6 +40,17 @@ def page_path(socket: Path, rank: int, incarnation: int) -> Path:
 def stacks_path(socket: Path, rank: int, incarnation: int) -> Path:
     """Where a worker writes its stacks, upon a signal of the agent with this socket."""
     return socket.with_name(f"{socket.name}.{rank}.{incarnation}.stacks")
+
+
+def memory_directory(socket: Path) -> Path:
+    """Where the workers of the agent with this socket put their state aside: in the memory of the node."""
+    name = hashlib.sha256(os.fsencode(socket)).hexdigest()[:16]
+    return Path("/dev/shm") / f"flashrec-{os.geteuid()}-{name}"
+
+
+def state_path(socket: Path, rank: int, generation: int) -> Path:
+    """The state that `rank` has put aside in `generation`."""
+    return memory_directory(socket) / f"rank-{rank}.{generation}"
 
 
 def exit_socket_path(socket: Path) -> Path:

@@ -18,6 +18,9 @@ from flashrec.core.events import (
     CheckpointFailed,
     CheckpointKept,
     Event,
+    HandedOver,
+    NotHandedOver,
+    NotInherited,
     WorkerCommitted,
     WorkerExited,
     WorkerFinished,
@@ -401,7 +404,7 @@ class Stop(Message, frozen=True):
 ToAgentFromWorker = Union[
     TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
     WorkerFinished, WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
-    CheckpointKept, CheckpointFailed,
+    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
 ]  # fmt: skip
 ToWorker = Union[
     TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
@@ -410,7 +413,7 @@ ToWorker = Union[
 ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
-    CheckpointKept, CheckpointFailed,
+    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
     NodeHealth,
     FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken,
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from flashrec.agent.process import WatchedProcess, state_of
 from flashrec.core import events as e
 from flashrec.core.types import Plan, Raised, Report
 from flashrec.transport.page import Page
-from flashrec.transport.paths import page_path
+from flashrec.transport.paths import page_path, state_path
 from flashrec.wire import messages as m
 from tests.agent.support import is_running, node, play, task, until
 
@@ -237,6 +237,41 @@ def test_a_runtime_is_welcomed_with_what_was_said_before() -> None:
                 m.KeysPushed(2, "world", {"a": b"1"}, (0, 1)), m.Resume(2),
             ]  # fmt: skip
             assert it.of(e.WorkerJoined) == [e.WorkerJoined(0, 1)]
+
+    play(scene)
+
+
+def test_a_rank_of_another_world_is_told_where_its_state_is() -> None:
+    async def scene() -> None:
+        async with node() as it:
+            resized = msgspec.structs.replace(task(0), world_size=7, resized=3, former=5)
+            it.workers.expect(m.ExpectTasks(1, (resized, task(1))))
+            for local_id in range(2):
+                assert await exit_code(it.launch(1, local_id, ("sh", "-c", "env"))) == 0
+            logs = [(it.folder / f"rank-{rank}.1.log").read_text().splitlines() for rank in range(2)]
+            assert {"WORLD_SIZE=7", "FLASHREC_RESIZED=3", "FLASHREC_FORMER=5"} <= set(logs[0])
+            assert "WORLD_SIZE=4" in logs[1] and not [line for line in logs[1] if line.startswith("FLASHREC_RESIZED")]
+
+    play(scene)
+
+
+def test_a_state_that_the_agent_does_not_see_is_not_put_aside_and_one_it_sees_goes_at_the_resume() -> None:
+    async def scene() -> None:
+        async with node() as it:
+            await it.started(task(0))
+            worker, *_ = await joined(it)
+            path = state_path(it.socket, 0, 2)
+            worker.send(e.HandedOver(0, 1, 2, 9))
+            await until(lambda: it.of(e.NotHandedOver))
+            path.parent.mkdir()
+            path.touch()
+            worker.send(e.HandedOver(0, 1, 2, 9))
+            await until(lambda: it.of(e.HandedOver))
+            it.workers.announce(m.Fence(3, "all states are put aside"))
+            assert path.exists()
+            it.workers.announce(m.Resume(3))
+            assert not path.parent.exists()
+            assert str(path) in it.of(e.NotHandedOver)[0].reason
 
     play(scene)
 

@@ -29,7 +29,8 @@ def snapshot(machine: Machine) -> object:
 
 
 def _task(task: Assignment) -> str:
-    return f"{task.rank}.{task.incarnation}{'+' if task.joins else ''}"
+    former = f" from {task.former}" if task.former >= 0 else " from a replica"
+    return f"{task.rank}.{task.incarnation}{'+' if task.joins else ''}{former if task.resized else ''}"
 
 
 def show(effect: fx.AnyEffect) -> str:
@@ -58,6 +59,9 @@ def show(effect: fx.AnyEffect) -> str:
             forward = " ".join(map(str, plan.roll_forward)) or "-"
             savers = " ".join(map(str, plan.savers))
             return f"plan g{plan.generation}: {savers} save step {plan.resume_step}, forward {forward}"
+        case fx.PublishPlan(plan) if plan.hands_over:
+            ranks = " ".join(map(str, plan.hands_over))
+            return f"plan g{plan.generation}: {ranks} put step {plan.resume_step} aside"
         case fx.PublishPlan(plan):
             sources = " ".join(f"{s}->{t}" for t, s in plan.sources.items()) or "-"
             forward = " ".join(map(str, plan.roll_forward)) or "-"
@@ -103,7 +107,7 @@ class Driver:
         return int(named.get("g", self.machine.generation))
 
     def _limits(self, _plain, named):
-        changes = {k: float(v) if "_s" in k else int(v) for k, v in named.items()}
+        changes = {k: float(v) if k.endswith("_s") else int(v) if v.isdigit() else v for k, v in named.items()}
         self.machine.limits = msgspec.structs.replace(self.machine.limits, **changes)
         return []
 
@@ -140,7 +144,10 @@ class Driver:
         v = int(named.get("v", -1))
         voted, passed = int(named.get("voted", v - 1)), int(named.get("passed", v - 1))
         group = named.get("group", ",".join(str(s.rank) for s in self.machine.members.slots))
-        report = Report(v, voted, passed, "invalid" not in plain, tuple(map(int, group.split(","))))
+        report = Report(
+            v, voted, passed, "invalid" not in plain, tuple(map(int, group.split(","))),
+            unit=int(named.get("unit", 0)), rigid=named.get("rigid", "").replace("_", " "),
+        )  # fmt: skip
         return [e.WorkerReported(*self._life(r, named), self._gen(named), report) for r in self._ranks(plain)]
 
     def _stalled(self, plain, _named):
@@ -165,6 +172,18 @@ class Driver:
         reason = " ".join(word for word in plain if not word.isdigit())
         ranks = self._ranks(plain)
         return [e.CheckpointFailed(*self._life(r, named), self._gen(named), int(named["step"]), reason) for r in ranks]
+
+    def _handed_over(self, plain, named):
+        g, v = self._gen(named), int(named["v"])
+        return [e.HandedOver(*self._life(r, named), g, v, 1 << 20) for r in self._ranks(plain)]
+
+    def _not_handed_over(self, plain, named):
+        reason = " ".join(word for word in plain if not word.isdigit())
+        return [e.NotHandedOver(*self._life(r, named), self._gen(named), reason) for r in self._ranks(plain)]
+
+    def _not_inherited(self, plain, named):
+        reason = " ".join(word for word in plain if not word.isdigit())
+        return [e.NotInherited(*self._life(r, named), self._gen(named), reason) for r in self._ranks(plain)]
 
     def _finished(self, plain, named):
         return [e.WorkerFinished(*self._life(r, named), int(named["v"])) for r in self._ranks(plain)]

@@ -3,6 +3,7 @@
 It finishes when FOLDER/finish exists; FOLDER/<rank> makes that rank do what it contains, once: `exit` (in good order),
 `raise`, `die`, `commit STEP` (asks for the permission; the answer is in FOLDER/committed). FOLDER/keeps: it has hooks
 for checkpoints, and there is one of the step that the file contains. FOLDER/alone: nobody else holds the same shard.
+FOLDER/full: no room to put a state aside. FOLDER/lost: what was put aside is not there.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import socket
 import sys
 from pathlib import Path
 
-from flashrec.core.events import CheckpointKept
+from flashrec.core.events import CheckpointKept, HandedOver, NotHandedOver, NotInherited
 from flashrec.core.types import Raised, Report
 from flashrec.transport.handshake import connect_authenticated, read_secret
+from flashrec.transport.paths import state_path
 from flashrec.wire import frames
 from flashrec.wire import messages as m
 
 RANK, LIFE = int(os.environ["RANK"]), int(os.environ["FLASHREC_INCARNATION"])
 WORLD = tuple(range(int(os.environ["WORLD_SIZE"])))
+SOCKET = Path(os.environ["FLASHREC_SOCKET"])
+RESIZED, FORMER = int(os.environ.get("FLASHREC_RESIZED", "0")), int(os.environ.get("FLASHREC_FORMER", "-1"))
 
 
 def main(folder: Path) -> None:
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect(os.environ["FLASHREC_SOCKET"])
+    sock.connect(str(SOCKET))
     connect_authenticated(sock, read_secret(Path(os.environ["FLASHREC_SECRET_FILE"])))
 
     def say(message: m.Message) -> None:
@@ -39,7 +43,13 @@ def main(folder: Path) -> None:
     v = int(keeps.read_text()) if keeps.exists() else 5
     if keeps.exists() and not joins:
         say(CheckpointKept(RANK, LIFE, generation, v, "found"))
-    if not joins:
+    if RESIZED and (folder / "lost").exists():
+        (folder / "lost").unlink()
+        say(NotInherited(RANK, LIFE, generation, "nothing is there"))
+    elif not joins:
+        if RESIZED and FORMER >= 0:
+            v = int(state_path(SOCKET, FORMER, RESIZED).read_text())
+        print(f"rank {RANK} of {len(WORLD)} begins at {v}", flush=True)
         say(m.WorkerRestored(RANK, LIFE, generation, v))
     while True:
         readable, _, _ = select.select([sock], [], [], 0.05)
@@ -51,11 +61,19 @@ def main(folder: Path) -> None:
                     say(m.WorkerReported(RANK, LIFE, generation, Report(-1, -1, -1, False, group)))
                 case m.Fence():
                     generation = message.generation
-                    report = Report(-1, -1, -1, False, group) if joins else Report(v, v - 1, v - 1, True, group)
+                    report = Report(-1, -1, -1, False, group) if joins else Report(v, v - 1, v - 1, True, group, unit=1)
                     say(m.WorkerReported(RANK, LIFE, generation, report))
                 case m.PlanPublished() if message.plan.savers:
                     if message.plan.savers[0] == RANK:
                         say(m.CommitAsked(RANK, LIFE, generation, message.plan.resume_step, 1))
+                case m.PlanPublished() if RANK in message.plan.hands_over:
+                    if (folder / "full").exists():
+                        say(NotHandedOver(RANK, LIFE, generation, "no room"))
+                        continue
+                    path = state_path(SOCKET, RANK, generation)
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(str(message.plan.resume_step))
+                    say(HandedOver(RANK, LIFE, generation, message.plan.resume_step))
                 case m.CommitAnswered():
                     (folder / "committed").write_text(str(message.granted))
                     if message.granted and message.request == 1:
