@@ -141,9 +141,12 @@ class HangDetector:
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
-    def resumed(self, now: float) -> None:
-        """The job goes on in a new generation: what stood still until now did so for a reason."""
+    def resumed(self, now: float, num_ranks: int | None = None) -> None:
+        """The job goes on in a new generation: what stood still until now did so for a reason. num_ranks: those that
+        there are now (None: as before); nobody waits for others."""
         self._resumed_at = now
+        if num_ranks is not None:
+            self._ranks = {rank: watched for rank, watched in self._ranks.items() if rank < num_ranks}
         for watched in self._ranks.values():
             watched.changed_at, watched.ahead_at, watched.waited_at = now, None, None
             watched.began_at, watched.condemned = now, False

@@ -83,7 +83,7 @@ class HangWatch:
             return
         if self._generation != machine.training:
             self._generation = machine.training
-            self._detector.resumed(now)
+            self._detector.resumed(now, machine.members.world_size)
             self._stragglers.restart(now)
         for finding in self._detector.tick(now):
             if isinstance(finding, Hung):

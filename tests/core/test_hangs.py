@@ -50,6 +50,17 @@ def test_everybody_but_the_hung_one_is_spared(world: int) -> None:
     assert [(finding.rank, finding.incarnation) for _, finding in found] == [(0, 1)], "and it is said once"
 
 
+def test_ranks_of_a_larger_world_are_not_waited_for() -> None:
+    """Else nobody would be judged any more after the world has shrunk."""
+    training = Training(world=4, pauses=[])
+    training.run(10)
+    training.ranks = training.ranks[:3]
+    training.detector.resumed(training.now, 3)
+    training.pauses.append(Pause(1, 14))
+    _, hung = found_in(training)
+    assert hung.rank == 1
+
+
 @pytest.mark.parametrize(
     ("state", "said"), [("S", "interpreter's lock"), ("R", "running"), ("D", "driver"), ("T", "stopped")]
 )
