@@ -28,6 +28,11 @@ class LastWords(msgspec.Struct):
         """A next life of the rank begins."""
         self.said.pop(rank, None)
 
+    def begin_world(self, attempt: int) -> None:
+        """Next lives of all ranks begin, of which there may be fewer."""
+        self.said.clear()
+        self.attempt = attempt
+
     def is_repeated(self, words: WorkerRaised) -> bool:
         """True if a former attempt ended with it: a retry does not help. The first sighting is remembered."""
         key = (words.raised.step, words.raised.fingerprint)
