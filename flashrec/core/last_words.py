@@ -28,10 +28,10 @@ class LastWords(msgspec.Struct):
         """A next life of the rank begins."""
         self.said.pop(rank, None)
 
-    def begin_world(self, attempt: int) -> None:
-        """Next lives of all ranks begin, of which there may be fewer."""
+    def begin_world(self) -> None:
+        """Next lives of all ranks begin, of which there may be fewer. It is no new attempt before all have resumed: a
+        node that is not sound may raise in each of these lives, and is left out in the end."""
         self.said.clear()
-        self.attempt = attempt
 
     def is_repeated(self, words: WorkerRaised) -> bool:
         """True if a former attempt ended with it: a retry does not help. The first sighting is remembered."""

@@ -217,7 +217,7 @@ class Phases(JobState):
         self._move(Phase.PLACING, f"{len(world)} ranks begin at step {estate.step}: {reason}")
         self._out.append(effects.AnnounceFence(self.generation, reason))
         placement = self.members.begin_world(world, estate, self.generation)
-        self._last_words.begin_world(self.generation)
+        self._last_words.begin_world()
         self._out.append(effects.LaunchWorkers(placement, reason))
         self._move(Phase.FORMING, "all ranks launched")
         self._deadline = now + self.limits.launch_timeout_s
