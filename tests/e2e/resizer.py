@@ -1,17 +1,17 @@
-"""A training that goes on in worlds of other sizes: `resizer.py OUT CHECKPOINTS LAYOUT STEPS SLOW`.
+"""A training that goes on in worlds of other sizes, as small as can be.
 
-LAYOUT: 'ddp', or 'hsdp' (replicas of two shards). The learning rate follows the world size. Each rank appends what it
-has done to OUT/rank-R, one line a step that counts: world size, loss, samples; at the end a digest of its state. A
-checkpoint is kept of every step, so that a test can start another world from any of them. SLOW: seconds that a step
-takes at least, in worlds that are smaller than the first one.
+The layout is 'ddp', or 'hsdp' (replicas of two shards). The learning rate follows the world size. Each rank appends
+what it has done to OUT/rank-R, one line a step that counts: world size, loss, samples; at the end a digest of its
+state. A checkpoint is kept of every step, so that a test can start another world from any of them. In worlds smaller
+than FULL ranks a step takes SLOW seconds more.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import flashrec
 
-SAMPLES, BATCH, FULL = 50, 2, 4  # samples of an epoch; of a batch; ranks at the start
+SAMPLES, BATCH = 50, 2  # of an epoch; of a batch
 
 
 class Numbers(Dataset[Any]):
@@ -59,7 +59,7 @@ def digest_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-def main(out: Path, checkpoints: Path, layout: str, steps: int, slow_s: float) -> None:
+def main(out: Path, kept: Path, layout: str, steps: int, slow: float, full: int) -> None:
     flashrec.init()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -71,6 +71,7 @@ def main(out: Path, checkpoints: Path, layout: str, steps: int, slow_s: float) -
     session = flashrec.Session(model, optimizer, state={"scheduler": scheduler})
     numbers = Numbers()
     data = session.data(DataLoader(numbers, batch_size=BATCH, sampler=DistributedSampler(numbers, seed=3)))
+    out.mkdir(parents=True, exist_ok=True)
     said = (out / f"rank-{rank}").open("a")
 
     def say(**what: Any) -> None:
@@ -97,7 +98,7 @@ def main(out: Path, checkpoints: Path, layout: str, steps: int, slow_s: float) -
         set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
         scheduler.load_state_dict(found["scheduler"])
 
-    session.checkpoint(checkpoints, save=save, load=load, every=1, keep=10_000)
+    session.checkpoint(kept, save=save, load=load, every=1, keep=10_000)
     results: dict[int, dict[str, Any]] = {}
 
     @session.on_commit
@@ -113,10 +114,17 @@ def main(out: Path, checkpoints: Path, layout: str, steps: int, slow_s: float) -
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        if size < FULL:
-            time.sleep(slow_s)
+        if size < full:
+            time.sleep(slow)
     say(step=steps, loss=digest_of(model, optimizer), samples=[])
     dist.destroy_process_group()
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--kept", type=Path, required=True)
+parser.add_argument("--layout", choices=["ddp", "hsdp"], default="ddp")
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--slow", type=float, default=0.0)
+parser.add_argument("--full", type=int, default=0)
+main(**vars(parser.parse_args()))

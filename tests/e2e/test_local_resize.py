@@ -5,13 +5,11 @@ What each world does is compared, bit by bit, with a job of that size that was s
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,63 +17,28 @@ from typing import Any
 import pytest
 
 from flashrec.testing import Fault
+from tests.e2e.resizes import RESIZER, assert_each_sample_once_an_epoch, numbers, said
 from tests.e2e.support import LocalJob, assert_no_process, report_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
-SCRIPT = Path(__file__).with_name("resizer.py")
-STEPS, SAMPLES, LOST_IN, KILLED_IN = 70, 50, 7, 12
+STEPS, LOST_IN, KILLED_IN = 70, 7, 12
 SETTINGS = (
     "recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1",
     "recovery.agent_retry_s=30",
 )  # fmt: skip
-Lines = dict[tuple[int, int], dict[str, Any]]  # (step, rank) -> what the rank said
 
 
 def start(
     local_job: Callable[..., LocalJob], folder: Path, layout: str, nodes: int, steps: int = STEPS, **more: Any
 ) -> LocalJob:
     """Two ranks on each node. Fault plans as `LocalJob` writes them, for its job number 0."""
-    (folder / "out").mkdir(parents=True, exist_ok=True)
     inject = ["-m", "flashrec.testing.inject", str(folder.parent / "job0/faults/plan.json"), "--"]
-    script = [str(SCRIPT), str(folder / "out"), str(folder / "kept"), layout, str(steps), "0.5"]
+    script = [
+        str(RESIZER), "--out", str(folder / "out"), "--kept", str(folder / "kept"), "--layout", layout,
+        "--steps", str(steps), "--slow", "0.5", "--full", "4",
+    ]  # fmt: skip
     command = [sys.executable, *(inject if more.get("faults") else []), *script]
     return local_job(command=command, nodes=nodes, per_node=2, spares=0, **more)
-
-
-def said(folder: Path) -> tuple[Lines, Lines]:
-    """What was said of steps, and of resizes, by (step or new size, rank). Nothing may be said twice."""
-    steps: Lines = {}
-    resizes: Lines = {}
-    for path in sorted((folder / "out").iterdir()):
-        rank = int(path.name.removeprefix("rank-"))
-        for line in path.read_text().splitlines():
-            found = json.loads(line)
-            where, key = (steps, found["step"]) if "step" in found else (resizes, found["resized"][1])
-            assert (key, rank) not in where, f"rank {rank} did it twice: {found}"
-            where[key, rank] = found
-    return steps, resizes
-
-
-def numbers(lines: Lines, first: int, last: int) -> dict[tuple[int, int], tuple[str, list[int]]]:
-    return {key: (found["loss"], found["samples"]) for key, found in lines.items() if first <= key[0] < last}
-
-
-def assert_each_sample_once_an_epoch(lines: Lines) -> None:
-    """An epoch ends with a step; what a DistributedSampler adds to give all ranks the same number is in that one."""
-    seen: Counter[int] = Counter()
-    num_epochs = 0
-    for step in range(STEPS):
-        ranks = {rank: found for (number, rank), found in lines.items() if number == step}
-        sizes = {found["world"] for found in ranks.values()}
-        assert sizes == {len(ranks)}, f"step {step} by ranks {sorted(ranks)} in worlds of {sizes}"
-        seen.update(sample for found in ranks.values() for sample in found["samples"])
-        twice = sum(seen.values()) - len(seen)
-        if len(seen) == SAMPLES:
-            assert twice < len(ranks), f"{twice} samples twice in epoch {num_epochs}"
-            num_epochs, seen = num_epochs + 1, Counter()
-        else:
-            assert not twice, f"{twice} samples twice in epoch {num_epochs}, before its end"
-    assert num_epochs > 5
 
 
 @pytest.mark.parametrize("layout", ["ddp", "hsdp"])
@@ -97,21 +60,21 @@ def test_a_world_shrinks_and_grows_again(local_job, tmp_path: Path, layout: str)
     assert rungs == ["shrink", *["in place"] * (layout == "ddp"), "grow"]
     assert (shrunk["resume_step"], shrunk["steps_redone"], grown["steps_redone"]) == (LOST_IN, 1, 0)
 
-    lines, resizes = said(tmp_path / "resized")
+    lines, resizes = said(tmp_path / "resized/out")
     again = grown["resume_step"]
     assert [recovery["resume_step"] for recovery in replaced] == [KILLED_IN] * len(replaced)
     assert {step for (step, _), found in lines.items() if found["world"] == 2} == set(range(LOST_IN, again))
     assert {key: found["resized"] for key, found in resizes.items()} == {
         **{(2, rank): [4, 2] for rank in range(2)}, **{(4, rank): [2, 4] for rank in range(4)},
     }  # fmt: skip
-    assert_each_sample_once_an_epoch(lines)
+    assert_each_sample_once_an_epoch(lines, STEPS)
 
     for name, nodes, first, last in (("small", 1, LOST_IN, again), ("large", 2, again, STEPS)):
         kept = f"kept/step-{first:08d}"
         shutil.copytree(tmp_path / "resized" / kept, tmp_path / name / kept)
         alone = start(local_job, tmp_path / name, layout, nodes, last)
         assert alone.wait(200) == 0, alone.output()[-4000:]
-        wanted = numbers(said(tmp_path / name)[0], first, last)
+        wanted = numbers(said(tmp_path / name / "out")[0], first, last)
         assert wanted and wanted == numbers(lines, first, last), f"the {name} world"
     end = [found["loss"] for (step, _), found in lines.items() if step == STEPS]
-    assert end == [found["loss"] for (step, _), found in said(tmp_path / "large")[0].items() if step == STEPS]
+    assert end == [found["loss"] for (step, _), found in said(tmp_path / "large/out")[0].items() if step == STEPS]
