@@ -15,10 +15,7 @@ from flashrec.core.phases import Phases
 from flashrec.core.types import Phase
 
 # Others of the same rank have no part in the training, whatever they say.
-_OF_ACTING_LIVES = (
-    events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished, events.HandedOver,
-    events.NotHandedOver, events.NotInherited,
-)  # fmt: skip
+_OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
 
 
 class Machine(Phases):
@@ -115,15 +112,12 @@ class Machine(Phases):
                 if self.phase is Phase.SAVING:
                     self._end_saving(f"the last checkpoint failed on rank {event.rank}: {event.reason}", now)
             case events.HandedOver():
-                if self.phase is Phase.RESIZING:
-                    self.members.slots[event.rank].restored_v = event.v
-                    self._advance(now)
+                self.members.slots[event.rank].restored_v = event.v
+                self._advance(now)
             case events.NotHandedOver():
-                if self.phase is Phase.RESIZING:
-                    self._not_put_aside(f"rank {event.rank}: {event.reason}", now)
+                self._not_put_aside(f"rank {event.rank}: {event.reason}", now)
             case events.NotInherited():
-                if self._resize.estate is not None:
-                    self._lose_estate(f"rank {event.rank}: {event.reason}", now)
+                self._lose_estate(f"rank {event.rank}: {event.reason}", now)
             case events.WorkerFinished():
                 self._worker_finished(event)
             case events.TrainingStalled():

@@ -5,8 +5,10 @@ What becomes of it is in tests/e2e/test_local_resize.py.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,8 @@ import torch
 
 from flashrec.core import commit, events
 from flashrec.core.types import Report
+from flashrec.runtime.errors import RecoveryFailed
+from flashrec.runtime.handover import Handover
 from flashrec.runtime.session import _rigid
 from flashrec.runtime.update import Update
 from flashrec.transport.paths import memory_directory, state_path
@@ -46,10 +50,10 @@ def lose_rank_0(cluster: Cluster) -> dict[int, Report]:
     return {r: cluster.await_message(events.WorkerReported, rank=r, generation=generation).report for r in LEFT}
 
 
-def put_aside(cluster: Cluster, reports: dict[int, Report]) -> None:
+def put_aside(cluster: Cluster, reports: dict[int, Report], **changes: int) -> None:
     plan = commit.decide(cluster.generation, reports | {0: Report(-1, -1, -1, False, ())})
     assert not isinstance(plan, commit.Impossible) and plan.resume_step == 5
-    cluster.send_all(m.PlanPublished(msgspec.structs.replace(plan, sources={}, hands_over=LEFT)))
+    cluster.send_all(m.PlanPublished(msgspec.structs.replace(plan, sources={}, hands_over=LEFT, **changes)))
 
 
 def test_survivors_put_the_resume_step_aside_after_all_that_counts_is_told(memory) -> None:
@@ -79,6 +83,41 @@ def test_one_that_cannot_says_so_and_all_go_on(memory) -> None:
     cluster.fence()
     cluster.start(handing.train, 0, joins=True)
     cluster.await_message(events.WorkerCommitted, count=3, generation=3)
+
+
+def test_only_the_resume_step_is_put_aside(memory) -> None:
+    cluster, place = memory
+    cluster.start_all(handing.train)
+    put_aside(cluster, lose_rank_0(cluster), resume_step=6)
+    for rank in LEFT:
+        assert "holds step 5 (valid: True), not 6" in cluster.await_message(events.NotHandedOver, rank=rank).reason
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ([4, 4, -1, -1], {2: 0, 3: 1}),  # replicas of two ranks
+        ([-1, 4, 4, 4, -1, 4], {0: 2, 4: 2}),
+        ([4, 4, 4, 4], {}),
+        ([4, -1, 4, -1], "no rank holds the shard of rank 1"),
+        ([4, 4, 5, -1], "the steps that were put aside are [4, 5]"),
+        ([-1, -1, -1, -1], "nothing is there"),
+    ],
+)
+def test_all_ranks_find_the_same_sources(told: list[int], found: dict[int, int] | str) -> None:
+    def sources_of(rank: int) -> dict[int, int]:
+        worker: Any = SimpleNamespace(rank=rank)
+        replicas = tuple(range(rank % 2, len(told), 2))
+        unused: Any = None
+        return Handover(worker, unused, unused, lambda: replicas, lambda: "", torch.device("cpu"), 1)._sources(told)
+
+    for rank in range(len(told)):
+        if isinstance(found, str):
+            with pytest.raises(RecoveryFailed, match=re.escape(found)):
+                sources_of(rank)
+        else:
+            assert sources_of(rank) == found
 
 
 def test_a_script_that_says_nothing_of_its_data_is_rigid(memory) -> None:
