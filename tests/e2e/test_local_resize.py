@@ -21,10 +21,10 @@ from tests.e2e.resizes import RESIZER, assert_each_sample_once_an_epoch, numbers
 from tests.e2e.support import LocalJob, assert_no_process, report_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
-STEPS, LOST_IN, KILLED_IN = 70, 7, 12
+STEPS, LOST_IN, KILLED_IN = 70, 7, 9
 SETTINGS = (
     "recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1",
-    "recovery.agent_retry_s=30",
+    "recovery.agent_retry_s=45",
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def start(
     inject = ["-m", "flashrec.testing.inject", str(folder.parent / "job0/faults/plan.json"), "--"]
     script = [
         str(RESIZER), "--out", str(folder / "out"), "--kept", str(folder / "kept"), "--layout", layout,
-        "--steps", str(steps), "--slow", "0.5", "--full", "4",
+        "--steps", str(steps), "--slow", "0.9", "--full", "4",
     ]  # fmt: skip
     command = [sys.executable, *(inject if more.get("faults") else []), *script]
     return local_job(command=command, nodes=nodes, per_node=2, spares=0, **more)
