@@ -6,6 +6,8 @@ docs/concepts/recovery.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flashrec.core import effects, endings, ladder
 from flashrec.core.effects import AnyEffect
 from flashrec.core.endings import EXIT_BUG
@@ -17,6 +19,7 @@ from flashrec.core.resize import Resize
 from flashrec.core.room import RoomSearch
 from flashrec.core.swap import PlannedSwap
 from flashrec.core.types import Phase, Plan
+from flashrec.core.unanimous import Unanimous
 
 _ALWAYS = frozenset({Phase.FENCING, Phase.PLACING, Phase.STOPPED})  # a failure (before the first step: a new start)
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
@@ -54,6 +57,9 @@ class JobState:
         self._kept = ladder.Kept()
         self._homeless: endings.Ending | None = None  # how the job ends unless its survivors can write a checkpoint
         self._has_launched = False  # in this recovery
+        self._has_left = False  # some worker has ended in good order
+        self._asked: dict[str, Unanimous] = {}
+        self._active = Unanimous()  # the first nodes, whose agents the first start waits for
         self._out: list[AnyEffect] = []
 
     @property
@@ -71,6 +77,10 @@ class JobState:
         """The generation whose ranks may act. While all are to pause at a step boundary it is still the former one."""
         acts = self.phase is Phase.RUNNING or (self._swap.pausing and self.phase is Phase.FENCING)
         return self._resumed if acts else self.generation
+
+    def _all(self, what: str, condition: Callable[[Slot], object]) -> bool:
+        """`condition`, which is called `what`, holds for all acting lives."""
+        return self._asked.setdefault(what, Unanimous()).is_met(self.members.slots, condition)
 
     def _begin_generation(self) -> None:
         self.generation += 1

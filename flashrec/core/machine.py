@@ -6,6 +6,8 @@ Here is what each event means; `core.phases` has the table of phases and moves b
 
 from __future__ import annotations
 
+from itertools import islice
+
 from flashrec.core import endings, events
 from flashrec.core.effects import AnyEffect
 from flashrec.core.endings import EXIT_BUG
@@ -16,6 +18,8 @@ from flashrec.core.types import Phase
 
 # Others of the same rank have no part in the training, whatever they say.
 _OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
+# Every rank says so while the job trains, and no planned swap depends on it.
+_OF_NO_SWAP = (events.WorkerCommitted, events.CheckpointKept)
 
 
 class Machine(Phases):
@@ -28,7 +32,8 @@ class Machine(Phases):
         self._out = []
         if self.phase is not Phase.STOPPED and not self._is_stale(event):
             self._apply(event, now)
-            self._go_on_with_swap(now)
+            if not isinstance(event, _OF_NO_SWAP):
+                self._go_on_with_swap(now)
         return self._out
 
     def tick(self, now: float) -> list[AnyEffect]:
@@ -150,9 +155,9 @@ class Machine(Phases):
         node.process_failures = node.launch_failures = 0
         is_new = node.name in self.pool.joining
         self.pool.joined(node.name)
-        if not any(slot.incarnation for slot in self.members.slots):
-            active = list(self.members.nodes.values())[: self.members.num_active]
-            if all(member.alive for member in active):
+        if not self.members.has_launched:
+            active = list(islice(self.members.nodes, self.members.num_active))
+            if self._active.is_met(active, lambda name: self.members.nodes[name].alive):
                 self._launch_unplaced("all active nodes are ready", now)
                 return
         self._search_again(f"node {node.name} {'came from the pool' if is_new else 'is back'}", now)
@@ -200,8 +205,10 @@ class Machine(Phases):
         self._is_supervised = True
         if not self._trained and self._deadline is None:
             self._deadline = now + self.limits.launch_timeout_s
+        if self._trained or not self._has_left:
+            return
         silent = [slot for slot in self.members.slots if slot.state == "gone" and not slot.finished]
-        if silent and not self._trained:
+        if silent:
             self._lose(silent, f"rank {silent[0].rank} ended before it called flashrec.init()", now)
 
     def _worker_exited(self, event: events.WorkerExited, now: float) -> None:
@@ -211,7 +218,7 @@ class Machine(Phases):
             self._lose([slot], f"rank {slot.rank} on node {slot.node}: {event.reason}", now)
             return
         if slot.finished or event.farewell == "orderly" or not self._is_supervised:
-            slot.state = "gone"
+            slot.state, self._has_left = "gone", True
             if self._trained and self.phase is not Phase.RUNNING and not self.members.is_complete:
                 self._stop(*endings.left_early(slot.rank, "during a recovery"))
             else:
@@ -225,8 +232,9 @@ class Machine(Phases):
 
     def _worker_finished(self, event: events.WorkerFinished) -> None:
         was_complete = self.members.is_complete
-        self.members.slots[event.rank].finished = True
-        self._drop(self.members.successors(), "all steps are done: nobody is restored any more")
+        self.members.finish(event.rank)
+        if not was_complete:
+            self._drop(self.members.successors(), "all steps are done: nobody is restored any more")
         if self._trained and self.phase is not Phase.RUNNING and not was_complete:
             self._complete()  # the fence was faster than this news
 

@@ -98,6 +98,8 @@ class Members:
             for node in range(num_active)
             for local in range(ranks_per_node)
         ]
+        self._finished: set[int] = set()  # ranks whose acting life has passed the final vote
+        self.has_launched = False  # some rank has had a worker, or was to have one
 
     @property
     def world_size(self) -> int:
@@ -111,7 +113,12 @@ class Members:
     @property
     def is_complete(self) -> bool:
         """Some rank has passed the final vote, so all steps are done on every rank."""
-        return any(slot.finished for slot in self.slots)
+        return bool(self._finished)
+
+    def finish(self, rank: int) -> None:
+        """The acting life of this rank has passed the final vote."""
+        self.slots[rank].finished = True
+        self._finished.add(rank)
 
     def add(self, name: str, request: int) -> Node:
         """A node from the pool; last in preference. One that was here before goes on counting its lives."""
@@ -129,7 +136,10 @@ class Members:
         """Every life of every rank: those that act, successors, and predecessors that stand by."""
         for slot in self.slots:
             yield slot
-            yield from (other for other in (slot.successor, slot.predecessor) if other is not None)
+            if slot.successor is not None:
+                yield slot.successor
+            if slot.predecessor is not None:
+                yield slot.predecessor
 
     def life(self, rank: int, incarnation: int) -> Slot | None:
         """The living life with this number."""
@@ -155,16 +165,23 @@ class Members:
         """Lives whose worker is on `node`."""
         return (life for life in self.lives() if life.node == node and life.state != "unplaced")
 
-    def live(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.is_live]
+    def by_node(self) -> dict[str, list[Slot]]:
+        """`on_node` of every node that has any, in one go."""
+        found: dict[str, list[Slot]] = {}
+        for life in self.lives():
+            if life.state != "unplaced":
+                found.setdefault(life.node, []).append(life)
+        return found
 
     def unplaced(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state == "unplaced"]
 
     def assign(self, node: str, ranks: Mapping[int, int], generation: int, joins: bool) -> tuple[Assignment, ...]:
         """Begin the next life of `ranks` (rank -> local rank) on `node`."""
+        self.has_launched = True
         for rank, local_rank in ranks.items():
             slot = self.slots[rank]
+            self._finished.discard(rank)
             slot.node, slot.local_rank, slot.state, slot.finished = node, local_rank, "launched", False
             slot.num_lives += 1
             slot.incarnation, slot.joins = slot.num_lives, joins
@@ -204,6 +221,7 @@ class Members:
         successor.num_lives, slot.successor = slot.num_lives, None
         successor.predecessor = slot if slot.is_live else None
         self.slots[slot.rank] = successor
+        self._finished.discard(slot.rank)
 
     def take_back(self, slot: Slot) -> None:
         """The predecessor of `slot` acts again."""
@@ -211,15 +229,17 @@ class Members:
         assert former is not None
         former.num_lives, slot.predecessor = slot.num_lives, None
         self.slots[slot.rank] = former
+        if former.finished:
+            self._finished.add(slot.rank)
 
     def rooms(self, max_in_place: int) -> list[NodeRoom]:
         """Room on every living node that can be reached by its peers. A node where processes keep failing, or launches
         fail, or that is to leave, is not trusted."""
-        rooms = []
+        rooms, lives = [], self.by_node()
         for node in self.nodes.values():
             if not node.alive or node.link_lost:
                 continue
-            taken = {slot.local_rank for slot in self.on_node(node.name)}
+            taken = {slot.local_rank for slot in lives.get(node.name, ())}
             free = tuple(i for i in range(self.ranks_per_node) if i not in taken)
             rooms.append(NodeRoom(node.name, node.preference, free, self.is_trusted(node, max_in_place)))
         return rooms

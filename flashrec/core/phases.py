@@ -161,7 +161,7 @@ class Phases(JobState):
 
     def _search_again(self, reason: str, now: float) -> None:
         """Something changed for ranks that wait for a node. (At the first start they wait for all active nodes.)"""
-        if self._room.deadline is not None or any(slot.incarnation for slot in self.members.slots):
+        if self._room.deadline is not None or self.members.has_launched:
             self._launch_unplaced(reason, now)
 
     # ---- another world size -----------------------------------------------------------------------------------
@@ -249,21 +249,21 @@ class Phases(JobState):
 
     def _advance(self, now: float) -> None:
         """Leave the current phase if its condition holds; may leave several."""
-        slots = self.members.slots
         if self.members.is_complete:
             return  # whoever is left goes its own way to the end
-        if self.phase is Phase.FENCING and all(s.report for s in slots if s.is_survivor):
+        if self.phase is Phase.FENCING and self._all("fenced", lambda slot: slot.report or not slot.is_survivor):
             self._move(Phase.PLACING, "all ranks have paused" if self._swap.pausing else "all survivors are fenced")
             self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
             if self._homeless is not None:
                 self._save_last(self._homeless, now)
-        waits = self._swap.pausing and not all(s.report for s in self.members.successors())
-        if self.phase is Phase.PLACING and self._trained and not waits and all(s.report and s.is_live for s in slots):
-            self._decide(now)
-        if self.phase is Phase.FORMING and all(s.formed for s in slots):
+        if self.phase is Phase.PLACING and self._trained and self._all("placed", lambda s: s.report and s.is_live):
+            waits = self._swap.pausing and not all(s.report for s in self.members.successors())
+            if not waits:
+                self._decide(now)
+        if self.phase is Phase.FORMING and self._all("formed", lambda slot: slot.formed):
             self._move(Phase.RESTORING, "all groups are formed")
             self._deadline = now + self.limits.restore_timeout_s
-        if self.phase is Phase.RESTORING and all(s.restored_v is not None for s in slots):
+        if self.phase is Phase.RESTORING and self._all("restored", lambda slot: slot.restored_v is not None):
             self._resume()
         estate = self._resize.estate if self.phase is Phase.RESIZING else None
         if estate is not None and all(slots[rank].restored_v is not None for rank in estate.holders):
@@ -371,7 +371,7 @@ class Phases(JobState):
         self._stop_if_over()
 
     def _stop_if_over(self) -> None:
-        if not self.members.live():
+        if self._all("over", lambda slot: not slot.is_live):
             self._stop(*endings.all_gone(self.members, self._last_words))
 
     def _timed_out(self, now: float) -> None:

@@ -102,7 +102,9 @@ class PoolTier(msgspec.Struct):
     def give_back_idle(self, members: Members) -> list[AnyEffect]:
         """Training goes on: give back whatever has no rank."""
         self.joining = {}
-        idle = [node for node in members.from_pool() if not any(members.on_node(node.name))]
+        granted = list(members.from_pool())
+        used = members.by_node() if granted else {}
+        idle = [node for node in granted if node.name not in used]
         return [effect for node in idle for effect in self.give_back(node, "no rank is on it")]
 
     def _withdraw(self, reason: str) -> list[AnyEffect]:

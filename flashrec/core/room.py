@@ -42,7 +42,7 @@ class RoomSearch(msgspec.Struct):
             asked += self.pool.ask(num_nodes, reason, now)
         if shortage is not None or (homeless is not None and self.pool.is_waiting):
             if self.deadline is None:
-                is_first_start = not any(slot.incarnation for slot in members.slots)
+                is_first_start = not members.has_launched
                 self.deadline = now + (0.0 if is_first_start else limits.spare_wait_s)
             return None, asked
         self.deadline = None

@@ -142,9 +142,7 @@ class PlannedSwap(msgspec.Struct):
         """Leaving nodes without ranks need no agent, unless it says whether the node is well again."""
         out: list[AnyEffect] = []
         for node in members.nodes.values():
-            if not node.alive or any(members.on_node(node.name)):
-                continue
-            if set(node.leaving) - _KEEPS_AGENT:
+            if node.alive and set(node.leaving) - _KEEPS_AGENT and not any(members.on_node(node.name)):
                 node.alive, node.lost_because = False, _why(node)
                 out.append(RetireNode(node.name, _why(node)))
         return out
