@@ -23,7 +23,8 @@ import msgspec
 from flashrec.core.effects import AnyEffect, ChangePhase
 from flashrec.core.events import AnyEvent
 
-MAX_KEPT_LINES = 100_000
+MAX_KEPT_LINES = 400_000
+MAX_LINES_AT_ONCE = 1000
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -93,7 +94,8 @@ class Journal:
                 self._changed.notify()
 
     def _write_all(self) -> None:
-        """The writing thread. A line that was begun is ended before the next one, whatever happens between."""
+        """The writing thread. It takes many lines at once, since the loop has to wait whenever it wakes up. A line that
+        was begun is ended before the next one, whatever happens between."""
         rest, failing = b"", False
         while True:
             with self._changed:
@@ -102,7 +104,8 @@ class Journal:
                         break
                     self._changed.wait()
                     continue
-                rest = rest or self._kept.popleft()
+                if not rest:
+                    rest = b"".join(self._kept.popleft() for _ in range(min(len(self._kept), MAX_LINES_AT_ONCE)))
             try:
                 rest = rest[os.write(self._fd, rest) :]
                 failing = False

@@ -36,13 +36,14 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.at_most, self.open = False, 1 << 30, threading.Event()
-        self.refusals = 0
+        self.refusals = self.writes = 0
         self.open.set()
         self._write = os.write
         monkeypatch.setattr(module.os, "write", self.write)
 
     def write(self, fd: int, data: bytes) -> int:
         self.open.wait(DEADLINE_S)
+        self.writes += 1
         if self.full:
             self.refusals += 1
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -152,6 +153,16 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path, disk: Disk) -> None:
     disk.open.set()
     journal.close()
     assert len(lines(tmp_path / "j")) == 100
+
+
+def test_lines_that_have_piled_up_are_written_together(tmp_path: Path, disk: Disk) -> None:
+    journal = Journal(tmp_path / "j", print)
+    disk.open.clear()
+    for _ in range(1000):
+        journal.note("x")
+    disk.open.set()
+    journal.close()
+    assert len(lines(tmp_path / "j")) == 1000 and disk.writes <= 3
 
 
 def test_a_disk_that_hangs_for_ever_does_not_hold_up_the_end(
