@@ -26,6 +26,7 @@ from collections.abc import Mapping
 import msgspec
 
 from flashrec.core.mirrors import assign_holders
+from flashrec.core.ranks import in_words
 from flashrec.core.replicas import assign_sources, assign_stripes
 from flashrec.core.types import Plan, Report
 
@@ -94,14 +95,14 @@ def _one_step_back(generation: int, step: int, reports: Mapping[int, Report], or
     if missing:
         return None
     reason = (
-        f"step {step} was done, but the state of rank {_ranks(orphans)} after it is not mirrored: "
-        f"rank {_ranks(back)} go back, do step {step} again"
+        f"step {step} was done, but the state of rank {in_words(orphans)} after it is not mirrored: "
+        f"rank {in_words(back)} go back, do step {step} again"
     )
     return Plan(generation, step, (), sources | mirrored, reason, mirrored=tuple(mirrored), goes_back=tuple(back))
 
 
 def _why_not(orphans: tuple[int, ...], resume_step: int, reports: Mapping[int, Report]) -> str:
-    text = f"no replica of the shard of rank {_ranks(orphans)} is left at step {resume_step}"
+    text = f"no replica of the shard of rank {in_words(orphans)} is left at step {resume_step}"
     if not any(report.keeps or report.holds for report in reports.values()):
         return text
     held = {rank: sorted({v for r in reports.values() for v in r.holds.get(rank, ())}) for rank in orphans}
@@ -110,11 +111,9 @@ def _why_not(orphans: tuple[int, ...], resume_step: int, reports: Mapping[int, R
 
 def _explain(resume_step: int, ready: list[int], forward: list[int], valid: Mapping[int, Report]) -> str:
     if forward:
-        return f"step {resume_step - 1} was voted by all: rank {_ranks(forward)} roll forward, resume at {resume_step}"
+        return (
+            f"step {resume_step - 1} was voted by all: rank {in_words(forward)} roll forward, resume at {resume_step}"
+        )
     if any(r.v == resume_step and r.voted == resume_step for r in valid.values()):
         return f"nobody saw the vote of step {resume_step} complete: redo it"
     return f"all {len(ready)} survivors are at step {resume_step}: resume there"
-
-
-def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))

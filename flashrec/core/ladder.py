@@ -16,6 +16,7 @@ import msgspec
 from flashrec.core.effects import AnyEffect, TakeRung
 from flashrec.core.limits import Limits, PoolLimits
 from flashrec.core.membership import Estate, Members, Node, Place
+from flashrec.core.ranks import in_words
 
 
 class Rung(StrEnum):
@@ -58,7 +59,7 @@ def _rung(members: Members, former: str, node: Node, limits: Limits) -> Rung:
 def _why(
     rung: Rung, members: Members, ranks: list[int], node: Node, limits: Limits, pool: PoolLimits, num_granted: int
 ) -> str:
-    who = f"rank {_numbers(ranks)}"
+    who = f"rank {in_words(ranks)}"
     if rung is Rung.IN_PLACE:
         return (
             f"{who} again on node {node.name}: process failure {node.process_failures} of {limits.max_in_place} there"
@@ -117,7 +118,7 @@ def resized(
 
 def dying(savers: tuple[int, ...], step: int, reason: str, limits: Limits) -> TakeRung:
     """Survivors write the state of `step`, then the job ends."""
-    text = f"rank {_numbers(savers)} to write a checkpoint of step {step} within {limits.save_timeout_s:g} s: {reason}"
+    text = f"rank {in_words(savers)} to write a checkpoint of step {step} within {limits.save_timeout_s:g} s: {reason}"
     return TakeRung(Rung.DYING, savers, text)
 
 
@@ -152,7 +153,3 @@ class Kept(msgspec.Struct):
         self.num_loads = self.num_loads + 1 if self.step == self.loaded else 1
         self.loaded, self.total_loads = self.step, self.total_loads + 1
         self.reached = self.step
-
-
-def _numbers(ranks: list[int] | tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))

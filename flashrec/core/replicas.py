@@ -23,8 +23,9 @@ def assign_sources(
     late = set(forward)
     sources: dict[int, int] = {}
     orphans: list[int] = []
+    groups = ReplicaGroups(reports)
     for target in targets:
-        group = replica_group(target, reports)
+        group = groups.of(target)
         candidates = [rank for rank in load if rank in group]
         if not candidates:
             orphans.append(target)
@@ -41,20 +42,30 @@ def assign_stripes(
     """Return target -> further sources, for those that have any. Each sends to one target only, so nobody waits for
     anybody; at most MAX_STRIPES sources a target."""
     busy = set(sources.values())
-    groups = {target: replica_group(target, reports) for target in sources}
+    known = ReplicaGroups(reports)
+    groups = {target: known.of(target) for target in sources}
     stripes: dict[int, tuple[int, ...]] = {}
     for rank in sorted(set(ready) - busy):
-        having = [t for t in groups if rank in groups[t] and len(stripes.get(t, ())) < MAX_STRIPES - 1]
+        having = [target for target in groups if rank in groups[target]]
         if having:
             target = min(having, key=lambda t: (len(stripes.get(t, ())), t))
             stripes[target] = (*stripes.get(target, ()), rank)
+            if len(stripes[target]) == MAX_STRIPES - 1:
+                del groups[target]
+        if not groups:
+            break
     return stripes
 
 
-def replica_group(rank: int, reports: Mapping[int, Report]) -> frozenset[int]:
-    """Ranks that hold the same shard as `rank`: what it says itself, or what others say that name it."""
-    said = set(reports[rank].replicas) if rank in reports else set()
-    for report in reports.values():
-        if rank in report.replicas:
-            said.update(report.replicas)
-    return frozenset(said - {rank})
+class ReplicaGroups:
+    """Who holds the same shard as whom: what a rank says itself, or what others say that name it. Ranks of one group
+    say the same, so it is gone through once for all of them."""
+
+    def __init__(self, reports: Mapping[int, Report]) -> None:
+        self._said = [frozenset(said) for said in {report.replicas for report in reports.values()}]
+        self._own = {rank: report.replicas for rank, report in reports.items()}
+
+    def of(self, rank: int) -> frozenset[int]:
+        """The other ranks that hold the shard of `rank`."""
+        naming = [said for said in self._said if rank in said]
+        return frozenset().union(self._own.get(rank, ()), *naming) - {rank}

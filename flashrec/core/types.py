@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from flashrec.core.ranks import RankSet
+
 
 class Phase(StrEnum):
     """Phase of the recovery machine; see docs/concepts/recovery.md for the table of transitions."""
@@ -38,7 +40,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     voted: int
     passed: int
     valid: bool
-    replicas: tuple[int, ...]
+    replicas: RankSet
     keeps: tuple[int, ...] = ()
     holds: dict[int, tuple[int, ...]] = {}
     unit: int = 0

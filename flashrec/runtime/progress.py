@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flashrec.core.ranks import compact
 from flashrec.core.types import Report
 from flashrec.transport.page import Page
 from flashrec.wire.messages import WorkerBeat
@@ -57,4 +58,4 @@ class Progress:
         )
 
     def report(self, replicas: tuple[int, ...]) -> Report:
-        return Report(v=self.v, voted=self.voted, passed=self.passed, valid=self.valid, replicas=replicas)
+        return Report(v=self.v, voted=self.voted, passed=self.passed, valid=self.valid, replicas=compact(replicas))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from flashrec.core.ranks import compact
 from flashrec.runtime.board import Board
 from flashrec.runtime.torch_private import groups as private
 from flashrec.wire import messages as m
@@ -36,7 +37,7 @@ class TableStore(private.Store):
         super().__init__()
         self._board, self._send = board, send
         self._rank, self._incarnation = rank, incarnation
-        self._generation, self._group, self._members = generation, group, members
+        self._generation, self._group, self._members = generation, group, compact(members)
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: Any) -> None:
