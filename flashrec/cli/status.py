@@ -43,6 +43,10 @@ def describe(line: Line) -> str:
             return f"{line.effect_type}: {line.effect.get('reason', '')}".removesuffix(": ")
         case "event" if line.event_type in ("NodeGranted", "NodeRefused"):
             return f"{line.event_type}: {line.event.get('node') or line.event.get('reason', '')}"
+        case "event" if line.event_type == "NodesCondemned":
+            verdicts = line.event.get("verdicts", [])
+            said = "; ".join(f"{one.get('node')}: {one.get('reason')}" for one in verdicts)
+            return f"NodesCondemned: {said}"
         case "event" if line.event_type in (
             "WorkerExited",
             "NodeCondemned",

@@ -42,6 +42,12 @@ class NodeCondemned(Event, frozen=True):
     kind: str = "lost"
 
 
+class NodesCondemned(Event, frozen=True):
+    """Verdicts of the same moment: one failure, not one after the other."""
+
+    verdicts: tuple[NodeCondemned, ...]
+
+
 class NodeLeaving(Event, frozen=True):
     """Give this node up at a step boundary, as soon as there is another place for its ranks. cause: who says so
     ('drain', 'health', 'asked'); several may, and each takes back only its own word."""
@@ -236,8 +242,8 @@ class TimePassed(Event, frozen=True):
 
 
 AnyEvent = Union[
-    JobStarted, AgentJoined, NodeCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined, WorkerExited,
-    WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, CheckpointKept, CheckpointFailed,
-    HandedOver, NotHandedOver, NotInherited,
+    JobStarted, AgentJoined, NodeCondemned, NodesCondemned, NodeLeaving, NodeMended, WorkerStarted, WorkerJoined,
+    WorkerExited, WorkerRaised, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, CheckpointKept,
+    CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
     WorkerFinished, TrainingStalled, LaunchFailed, NodeGranted, NodeRefused, NodeLeft, StopRequested, TimePassed,
 ]  # fmt: skip

@@ -83,7 +83,9 @@ class Machine(Phases):
             case events.AgentJoined():
                 self._agent_joined(event, now)
             case events.NodeCondemned():
-                self._node_lost(event, now)
+                self._nodes_lost((event,), now)
+            case events.NodesCondemned():
+                self._nodes_lost(tuple(one for one in event.verdicts if not self._is_stale(one)), now)
             case events.NodeLeaving():
                 node = self.members.nodes[event.node]
                 node.leaving[event.cause], node.failed_swaps = event.reason, 0
@@ -162,15 +164,20 @@ class Machine(Phases):
                 return
         self._search_again(f"node {node.name} {'came from the pool' if is_new else 'is back'}", now)
 
-    def _node_lost(self, event: events.NodeCondemned, now: float) -> None:
-        node = self.members.nodes[event.node]
-        node.lost_because = event.reason
-        if event.kind == "link":
-            node.link_lost = event.reason
-        else:
-            node.alive = False
-        reason = f"node {node.name}: {event.reason}"
-        self._lose([slot for slot in self.members.on_node(node.name) if slot.is_live], reason, now)
+    def _nodes_lost(self, verdicts: tuple[events.NodeCondemned, ...], now: float) -> None:
+        lost: list[Slot] = []
+        lives = self.members.by_node()
+        for verdict in verdicts:
+            node = self.members.nodes[verdict.node]
+            node.lost_because = verdict.reason
+            if verdict.kind == "link":
+                node.link_lost = verdict.reason
+            else:
+                node.alive = False
+            lost += [slot for slot in lives.get(node.name, ()) if slot.is_live]
+        if verdicts:
+            others = f" (and {len(verdicts) - 1} more nodes)" if len(verdicts) > 1 else ""
+            self._lose(lost, f"node {verdicts[0].node}: {verdicts[0].reason}{others}", now)
 
     def _node_mended(self, event: events.NodeMended, now: float) -> None:
         """A lost link belongs to one life of the agent; who wants a node to leave speaks of the node."""

@@ -32,7 +32,7 @@ def place(lost: Mapping[int, str], rooms: Iterable[NodeRoom]) -> tuple[dict[str,
     """lost: rank -> node of its last life. Return (node -> {rank: local rank}, shortage if any rank has no node)."""
     known = sorted(rooms, key=lambda room: (not room.trusted, room.preference, room.name))
     free = {room.name: list(room.free_local_ranks) for room in known}
-    order = [room.name for room in known]
+    order = [room.name for room in known if room.free_local_ranks]
     trusted = {room.name for room in known if room.trusted}
     placed: dict[str, dict[int, int]] = {}
     homeless: list[int] = []
@@ -55,5 +55,4 @@ def _first_with_room(
 ) -> str | None:
     if len(free.get(home, ())) >= len(ranks):
         return home
-    whole = [name for name in order if len(free[name]) >= len(ranks)]
-    return whole[0] if whole else None
+    return next((name for name in order if len(free[name]) >= len(ranks)), None)

@@ -25,6 +25,8 @@ from flashrec.manager.journal import Journal
 from flashrec.manager.voice import say
 from flashrec.wire import messages as m
 
+GATHER_S = 0.005
+
 
 class Job(Protocol):
     """What is needed of the job (the manager is one)."""
@@ -44,6 +46,8 @@ class Verdicts:
 
     def __init__(self, job: Job, detector: Detector, settings: Detection) -> None:
         self._job, self._detector, self._settings = job, detector, settings
+        self._condemned: list[e.NodeCondemned] = []  # the machine does not know of them yet
+        self._gathering: asyncio.TimerHandle | None = None
         self._dismissed: dict[str, str] = {}  # nodes that the user wants no ranks on, and why
 
     async def run(self) -> None:
@@ -56,24 +60,38 @@ class Verdicts:
         """Journal each, say it, and act on it."""
         if self._job.machine.phase is Phase.STOPPED:
             return  # agents end because we told them to
+        self._say(verdicts)
+        condemned = [verdict for verdict in verdicts if verdict.state == "dead"]
+        for verdict in condemned:
+            if verdict.kind != "link":
+                self._job.control.cut(verdict.node, verdict.reason)
+                self._job.abandon(verdict.node)
+        self._condemned += [e.NodeCondemned(v.node, v.incarnation, v.reason, v.kind) for v in condemned]
+        if any(verdict.kind != "lost" or verdict.silent_s for verdict in condemned):
+            self.flush()
+        elif condemned and self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
+        for verdict in condemned:  # otherwise Slurm knows, or an agent crashed
+            if self._job.job_id is not None and verdict.silent_s:
+                self.report_faulty(verdict.node, verdict.reason)
+
+    def flush(self) -> None:
+        """Tell the machine which nodes are condemned, before it is told anything else. Connections that end together
+        are one failure, and those of a rack do not end in the same instant: they are waited for a moment."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+        condemned, self._condemned, self._gathering = tuple(self._condemned), [], None
+        if condemned:
+            self._job.emit(condemned[0] if len(condemned) == 1 else e.NodesCondemned(condemned))
+
+    def _say(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             what = "fabric link of node" if verdict.kind == "link" else "node"
             generation = self._job.machine.generation
             self._job.journal.verdict(f"{what} {verdict.node}", verdict.state, verdict.reason, generation)
             say(f"{what} {verdict.node} is {verdict.state}: {verdict.reason}")
-            if verdict.state == "dead":
-                self._dead(verdict)
-            elif verdict.kind == "link" and verdict.state == "alive":
+            if verdict.kind == "link" and verdict.state == "alive":
                 self._job.emit(e.NodeMended(verdict.node, verdict.incarnation, verdict.reason, "link"))
-
-    def _dead(self, verdict: Verdict) -> None:
-        if verdict.kind != "link":
-            self._job.control.cut(verdict.node, verdict.reason)
-            self._job.abandon(verdict.node)
-        self._job.emit(e.NodeCondemned(verdict.node, verdict.incarnation, verdict.reason, verdict.kind))
-        # Otherwise Slurm knows, or an agent crashed.
-        if self._job.job_id is not None and verdict.silent_s:
-            self.report_faulty(verdict.node, verdict.reason)
 
     def _carry_out(self, found: Judgement) -> None:
         self.judge(found.verdicts)
@@ -102,9 +120,8 @@ class Verdicts:
         """Workers on a node lost their connections to others. An address that is not one node's alone says nothing."""
         if blame.generation != self._job.machine.generation:
             return
-        links = self._job.control.links.values()
         for address in blame.addresses:
-            nodes = [other.node for other in links if other.address == address]
+            nodes = self._job.control.nodes_at(address)
             self._job.journal.note(
                 "peer blamed", node=nodes, by=link.node, rank=blame.rank, address=address, generation=blame.generation
             )

@@ -28,7 +28,7 @@ import msgspec
 
 from flashrec.report.records import FaultLine, Journal, Line
 
-FAILURES = {"NodeCondemned", "WorkerExited", "WorkerRaised", "LaunchFailed", "NodeLeft"}
+FAILURES = {"NodeCondemned", "NodesCondemned", "WorkerExited", "WorkerRaised", "LaunchFailed", "NodeLeft"}
 PHASES = {
     "FENCING": "fence", "RESIZING": "hand_over", "PLACING": "launch", "FORMING": "form", "RESTORING": "restore",
 }  # fmt: skip
@@ -153,7 +153,7 @@ def _first_sign(lines: tuple[Line, ...], start: int) -> int:
     index = start
     if index > 0 and lines[index - 1].kind == "event" and lines[index - 1].event_type in FAILURES:
         index -= 1
-        if index > 0 and lines[index - 1].kind == "verdict" and lines[index - 1].state == "dead":
+        while index > 0 and lines[index - 1].kind == "verdict" and lines[index - 1].state == "dead":
             index -= 1
     return index
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ class Desk:
         self.sent: list[tuple[str, m.Message]] = []
         self.control = SimpleNamespace(
             links=links, cut=lambda node, reason: self.acts.append(("cut", node)), bar=lambda node, why: None,
+            nodes_at=lambda address: [node for node, place in ADDRESSES.items() if place == address],
             probe_place=lambda node, path: self.places.get(node), send=lambda *said: self.sent.append(said),
         )  # fmt: skip
         self.detector = Detector(Detection())
@@ -81,7 +83,11 @@ def test_a_lost_link_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_root_is_told_of_silence_alone(job_id: int | None, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch, job_id)
-    desk.verdicts.judge([verdict])
+
+    async def scene() -> None:
+        desk.verdicts.judge([verdict])
+
+    asyncio.run(scene())
     assert ("cut", "n2") in desk.acts and ("report", "n2") not in desk.acts
 
 
@@ -130,3 +136,30 @@ def test_a_probe_is_asked_where_the_node_answers_and_else_it_is_known_that_nobod
     desk.verdicts._ask(Probe(9, "n3", "n2", 1, "control"))
     assert desk.sent == [("n3", m.ProbeAsked(9, "n1", 1, "control", "10.0.0.1", 4000, Detection().probe_timeout_s))]
     assert answers == [(9, "n3", "n2", None)]
+
+
+def test_connections_that_end_together_are_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        desk = Desk(monkeypatch)
+        for node in ("n2", "n3"):
+            desk.verdicts.judge([Verdict(node, 1, "dead", "reset")])
+        assert [act for act in desk.acts if isinstance(act, e.Event)] == [], "there may be more"
+        while not isinstance(desk.acts[-1], e.Event):
+            await asyncio.sleep(0.001)
+        found = tuple(e.NodeCondemned(node, 1, "reset", "lost") for node in ("n2", "n3"))
+        assert [act for act in desk.acts if isinstance(act, e.Event)] == [e.NodesCondemned(found)]
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_the_machine_hears_of_the_end_of_a_life_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        desk = Desk(monkeypatch)
+        desk.verdicts.judge([Verdict("n2", 1, "dead", "reset")])
+        desk.verdicts.flush()  # as the manager does before each event
+        assert desk.acts[-1] == e.NodeCondemned("n2", 1, "reset", "lost")
+        desk.verdicts.flush()
+        await asyncio.sleep(2 * module.GATHER_S)
+        assert len([act for act in desk.acts if isinstance(act, e.Event)]) == 1, "said once"
+
+    asyncio.run(asyncio.wait_for(scene(), 10))

@@ -17,6 +17,7 @@ import pytest
 
 from flashrec.config.load import load_config
 from flashrec.core import effects as fx
+from flashrec.core import events as e
 from flashrec.core.effects import AnyEffect, ChangePhase
 from flashrec.core.events import AnyEvent
 from flashrec.core.machine import Machine
@@ -215,6 +216,21 @@ def test_an_internal_error_ends_the_job_in_words(where: str, tmp_path: Path, mon
             notes = [x for x in it.lines() if x["kind"] == "note" and x["what"] == "internal error"]
             assert "AssertionError: no transition" in notes[0]["traceback"]
             assert not (tmp_path / "job/secret").exists()
+
+    play(scene)
+
+
+def test_the_end_of_a_life_is_known_before_the_next_one_begins(tmp_path: Path) -> None:
+    """Connections that end are gathered for a moment: a new life of the same agent in that moment must not hide it."""
+
+    async def scene() -> None:
+        async with job(tmp_path) as it:
+            await it.running()
+            manager, node = it.manager, it.machine.members.slots[0].node
+            manager.verdicts.judge(manager.detector.disconnected(node, 1, "pulled by the test"))
+            assert it.machine.generation == 1
+            manager.emit(e.AgentJoined(node, 2))
+            assert it.machine.generation == 2 and it.machine.members.nodes[node].incarnation == 2
 
     play(scene)
 
