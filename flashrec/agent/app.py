@@ -193,6 +193,8 @@ class Agent:
                 return
             sequence += 1
             tags = self._workers.beat() if self._workers is not None else ()
+            if sequence % welcome.tags_every:
+                tags = ()
             sent = self._fabric.sent if self._fabric is not None else (0, 0)
             channel.send(m.AgentHeartbeat(welcome.incarnation, sequence, tags, fabric=sent))
             await asyncio.sleep(welcome.heartbeat_interval_s)

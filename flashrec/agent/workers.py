@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from flashrec.agent import stacks
+from flashrec.agent.bundle import Bundle
 from flashrec.agent.exits import TaskExit, describe_status
 from flashrec.agent.life import Life, Worker
 from flashrec.agent.process import WatchedProcess
@@ -36,7 +37,9 @@ class Workers:
         self, welcome: m.AgentWelcome, address: str, socket: Path, relay: Callable[[m.Sendable], None],
         *, expects_exits: bool = False,
     ) -> None:  # fmt: skip
-        self._welcome, self._address, self._socket, self._relay = welcome, address, socket, relay
+        self._welcome, self._address, self._socket = welcome, address, socket
+        self._bundle = Bundle(relay, self._num_joined)
+        self._relay = self._bundle.relay
         self._expects_exits = expects_exits
         self.generation = self._announced = welcome.generation
         self._expected: dict[tuple[int, int], Assignment] = {}
@@ -47,6 +50,9 @@ class Workers:
         self._closed = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._beat_at = time.monotonic()
+
+    def _num_joined(self) -> int:
+        return sum(life.channel is not None for life in self._lives.values())
 
     # ---- what workers say -------------------------------------------------------------------------------------
 
@@ -228,6 +234,7 @@ class Workers:
     def close(self, reason: str) -> None:
         """This life of the agent is over: kill every worker, admit nobody any more."""
         self._closed = reason
+        self._bundle.flush()
         self._expectation_changed.set()
         self._expected = {}
         self._kill_groups()

@@ -307,9 +307,7 @@ def _has_moved(before: Tag, after: Tag) -> bool:
     if (before.v, before.voted, before.passed, before.quiet) != (after.v, after.voted, after.passed, after.quiet):
         return True
     # a silent worker has not moved: its agent has only read where it is
-    return dict(before.collectives) != dict(after.collectives) or (
-        before.where != after.where and after.silent_s < SILENT_S
-    )
+    return before.collectives != after.collectives or (before.where != after.where and after.silent_s < SILENT_S)
 
 
 def _highest(watched: Iterable[_Watched]) -> dict[str, int]:

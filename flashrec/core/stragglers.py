@@ -39,8 +39,10 @@ class _Pace(msgspec.Struct):
 class Stragglers:
     """Counts who waits how often."""
 
-    def __init__(self, limits: HangLimits) -> None:
+    def __init__(self, limits: HangLimits, tags_every: int = 1) -> None:
+        """tags_every: only one heartbeat in so many is seen, so windows are so many times as long."""
         self._limits = limits
+        self._window_s = tags_every * limits.straggler_after_s
         self._ranks: dict[int, _Pace] = {}
         self._window_at: float | None = None
 
@@ -63,7 +65,7 @@ class Stragglers:
         """Verdicts that have changed."""
         if self._window_at is None:
             self._window_at = now
-        if now - self._window_at < self._limits.straggler_after_s:
+        if now - self._window_at < self._window_s:
             return []
         known = {rank: pace for rank, pace in self._ranks.items() if pace.num_seen >= MIN_SAMPLES}
         busy = {rank: 1 - pace.num_waiting / pace.num_seen for rank, pace in known.items()}

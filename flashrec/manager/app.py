@@ -32,6 +32,7 @@ from flashrec.manager.journal import Journal
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
 from flashrec.manager.output_files import OutputFiles
+from flashrec.manager.pace import rest_s
 from flashrec.manager.performer import Performer
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
@@ -40,7 +41,7 @@ from flashrec.manager.status import snapshot, write_status
 from flashrec.manager.steps import Contact, Launcher, LocalLauncher, SlurmLauncher
 from flashrec.manager.verdicts import Verdicts
 from flashrec.manager.voice import say
-from flashrec.manager.welcome import rank_environment, welcome
+from flashrec.manager.welcome import rank_environment, tags_every, welcome
 from flashrec.manager.wishes import Wishes
 from flashrec.slurm.choice import make_scheduler
 from flashrec.slurm.client import SlurmClient
@@ -55,6 +56,7 @@ STOP_TIMEOUT_S = 5.0
 STEP_END_TIMEOUT_S = 1.0
 COMPANIONS_END_TIMEOUT_S = 20.0
 STATUS_INTERVAL_S = 1.0
+MAX_ACK_INTERVAL_S = 1.0  # an agent's lease is renewed at least so often
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")  # good to listen on, not to connect to
 
 
@@ -91,10 +93,12 @@ class Manager:
         )
         self.control.on(m.NodeHealth, self.health.hear)
         self.control.on(m.PeersBlamed, self.verdicts.peers_blamed)
-        self.hangs = HangWatch(self, self._config.hangs)
+        every = tags_every(shape.num_active * shape.ranks_per_node, self._config.detection.heartbeat_interval_s)
+        self.hangs = HangWatch(self, self._config.hangs, every)
         self.control.on(m.StacksTaken, self.hangs.stacks_taken)
         self.control.hear_tags = self.hangs.heard
         self.control.acts = self._acts
+        self.control.ack_interval_s = min(MAX_ACK_INTERVAL_S, self._config.control.lease_s / 10)
         self.control.on(m.CommitAsked, CommitDesk(self, self._config.control.lease_s / 2).hear)
         self.output = OutputFollower(self.logs, self._config.output.follow, files=files)
         self._over = asyncio.Event()
@@ -105,6 +109,7 @@ class Manager:
         self._companions: Companions | None = None
         self._performer: Performer
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
 
     # ---- the life of a job ------------------------------------------------------------------------------------
 
@@ -208,7 +213,7 @@ class Manager:
         )
         server.close()
         await asyncio.to_thread(self.output.copy, final=True)
-        await write_status(self.job_dir, self._snapshot())
+        await write_status(self.job_dir, self._snapshot)
         self.journal.note("job over", exit_code=self.machine.exit_code, reason=self.machine.stop_reason)
 
     async def _end_companions(self) -> None:
@@ -232,7 +237,10 @@ class Manager:
 
     def emit(self, event: e.AnyEvent) -> None:
         """Give one event to the machine and carry out what it asks."""
+        self.verdicts.flush()
         now = time.monotonic()
+        if isinstance(event, e.TimePassed):
+            self._timer = None
         asked = self.machine.handle(event, now)
         if not isinstance(event, e.TimePassed) or asked:
             self.journal.event(event, now, self.machine.generation, self.machine.phase)
@@ -242,9 +250,13 @@ class Manager:
         self._arm()
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         deadline = self.machine.next_deadline()
+        if self._timer is not None:
+            if deadline == self._armed_for and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = deadline
         if deadline is not None:
             delay_s = max(0.0, deadline - time.monotonic()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.emit, e.TimePassed())
@@ -327,8 +339,8 @@ class Manager:
 
     async def _keep_status(self) -> None:
         while True:
-            await write_status(self.job_dir, self._snapshot())
-            await asyncio.sleep(STATUS_INTERVAL_S)
+            took_s = await write_status(self.job_dir, self._snapshot)
+            await asyncio.sleep(rest_s(STATUS_INTERVAL_S, took_s))
 
     def _snapshot(self) -> dict[str, Any]:
         companion_of = self._companions.job_of if self._companions is not None else None

@@ -20,6 +20,7 @@ from flashrec.core.lives import Verdict
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.transport.stream import Channel
 from flashrec.wire import messages as m
+from flashrec.wire.frames import framed
 
 HELLO_TIMEOUT_S = 10.0
 
@@ -32,6 +33,7 @@ class Link(msgspec.Struct):
     launch: int
     address: str
     channel: Channel[m.ToManager]
+    ack_at: float = 0.0  # when the next heartbeat is acknowledged
     probe_places: dict[str, tuple[str, int]] = {}  # path -> where it answers probes
 
 
@@ -55,8 +57,10 @@ class ControlPlane:
         self._closed = ""
         self._hearers: dict[type, Callable[[Link, Any], None]] = {}
         self.links: dict[str, Link] = {}
+        self._nodes_at: dict[str, list[str]] | None = None  # by address; None: links have changed
         self.tags: dict[int, m.WorkerBeat] = {}
         self.acts: Callable[[int, int], bool] = lambda rank, incarnation: True  # not a successor that only waits
+        self.ack_interval_s = 0.0  # 0: every heartbeat
         self.hear_tags: Callable[[tuple[m.WorkerBeat, ...], float], None] = lambda tags, now: None
         self.hear_fabric: Callable[[Link, m.ToManager], None] = lambda link, message: None  # heartbeats over MPI
 
@@ -71,8 +75,23 @@ class ControlPlane:
         self._hearers[kind] = hear
 
     def broadcast(self, message: m.Message) -> None:
-        for link in self.links.values():
-            link.channel.send(message)
+        self.send_all(self.links, message)
+
+    def send_all(self, nodes: Iterable[str], message: m.Message) -> None:
+        """The same to many: it is encoded once."""
+        data = framed(message)
+        for node in nodes:
+            link = self.links.get(node)
+            if link is not None:
+                link.channel.send_framed(data)
+
+    def nodes_at(self, address: str) -> list[str]:
+        """Nodes whose agents have this address."""
+        if self._nodes_at is None:
+            self._nodes_at = {}
+            for link in self.links.values():
+                self._nodes_at.setdefault(link.address, []).append(link.node)
+        return self._nodes_at.get(address, [])
 
     def probe_place(self, node: str, path: str) -> tuple[str, int] | None:
         """(host, port) where the agent of `node` answers other agents' probes on this path; None: nowhere (yet)."""
@@ -81,7 +100,7 @@ class ControlPlane:
 
     def cut(self, node: str, reason: str) -> None:
         """End the current life of a node's agent: it was condemned. If it still lives it comes back as a new one."""
-        link = self.links.pop(node, None)
+        link = self._forget(node)
         if link is not None:
             link.channel.abort(reason)
 
@@ -111,10 +130,9 @@ class ControlPlane:
 
     async def serve(self, channel: Channel[m.ToManager]) -> None:
         """One admitted connection, from hello to its end."""
-        messages = channel.messages()
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = await anext(messages, None)
+                hello = await channel.receive()
         except TimeoutError:
             hello = None
         if not isinstance(hello, m.AgentHello):
@@ -127,13 +145,14 @@ class ControlPlane:
             await channel.drain_and_close()
             return
         link = self._admit(hello, channel)
-        async for message in messages:
-            if self.links.get(link.node) is not link:
-                break
-            self._hear(link, message)
+        await channel.listen(lambda message: self._hear(link, message))
         if self.links.get(link.node) is link:
             self._judge(self._detector.disconnected(link.node, link.incarnation, channel.end_reason))
-            self.links.pop(link.node, None)
+            self._forget(link.node)
+
+    def _forget(self, node: str) -> Link | None:
+        self._nodes_at = None
+        return self.links.pop(node, None)
 
     def _objection(self, hello: m.AgentHello) -> str:
         if self._closed:
@@ -158,20 +177,38 @@ class ControlPlane:
         incarnation = self._incarnations.get(hello.node, 0) + 1
         self._incarnations[hello.node] = incarnation
         link = Link(hello.node, incarnation, hello.launch, hello.address, channel)
-        self.links[hello.node] = link
+        self.links[hello.node], self._nodes_at = link, None
         self._detector.joined(hello.node, incarnation, time.monotonic())
         channel.send(self._welcome(incarnation))
         self._emit(e.AgentJoined(hello.node, incarnation))
         return link
 
     def _hear(self, link: Link, message: m.ToManager) -> None:
-        self._judge(self._detector.heard(link.node, link.incarnation, time.monotonic()))
+        if self.links.get(link.node) is not link:
+            link.channel.abort("another life of the agent has taken over")
+            return
+        now = time.monotonic()
+        alive = self._detector.heard(link.node, link.incarnation, now)
+        if alive:
+            self._judge(alive)
+        if isinstance(message, m.Relayed):
+            for said in message.said:
+                self._take(link, said)
+        else:
+            self._take(link, message, now)
+
+    def _take(self, link: Link, message: m.ToManager, now: float = 0.0) -> None:
         match message:
             case m.AgentHeartbeat():
-                link.channel.send(m.HeartbeatAck(message.sequence))
-                tags = tuple(tag for tag in message.tags if self.acts(tag.rank, tag.incarnation))
-                self.tags.update((tag.rank, tag) for tag in tags)
-                self.hear_tags(tags, time.monotonic())
+                if now >= link.ack_at:
+                    link.ack_at = now + self.ack_interval_s
+                    link.channel.send(m.HeartbeatAck(message.sequence))
+                acts, known = self.acts, self.tags
+                tags = tuple(tag for tag in message.tags if acts(tag.rank, tag.incarnation))
+                for tag in tags:
+                    known[tag.rank] = tag
+                if tags:
+                    self.hear_tags(tags, now)
                 self.hear_fabric(link, message)
             case m.FabricReady() | m.FabricGoing() | m.FabricEnded():
                 self.hear_fabric(link, message)
@@ -194,5 +231,5 @@ class ControlPlane:
                 hear(link, message)
 
     def _flush_keys(self) -> None:
-        for node, keys in self._rendezvous.flush():
-            self.send(node, keys)
+        for nodes, keys in self._rendezvous.flush():
+            self.send_all(nodes, keys)

@@ -24,6 +24,7 @@ from flashrec.core.types import Phase
 from flashrec.manager.control import ControlPlane, Link
 from flashrec.manager.excerpt import excerpt
 from flashrec.manager.journal import Journal
+from flashrec.manager.pace import rest_s
 from flashrec.manager.voice import say
 from flashrec.wire import messages as m
 
@@ -52,9 +53,10 @@ class _Asked(msgspec.Struct):
 class HangWatch:
     """`heard` takes tags, `run` judges them; `stacks_taken` takes the answers."""
 
-    def __init__(self, job: Job, settings: Hangs) -> None:
+    def __init__(self, job: Job, settings: Hangs, tags_every: int = 1) -> None:
+        """tags_every: heartbeats of an agent for one that has tags."""
         self._job, self._settings = job, settings
-        self._detector, self._stragglers = HangDetector(settings), Stragglers(settings)
+        self._detector, self._stragglers = HangDetector(settings), Stragglers(settings, tags_every)
         self._generation: int | None = None  # the one that trains just now
         self._asked: dict[tuple[int, int], _Asked] = {}
         self._deaths: set[asyncio.TimerHandle] = set()
@@ -62,8 +64,9 @@ class HangWatch:
     async def run(self) -> None:
         """Judge until cancelled."""
         while self._settings.enabled:
+            began = time.thread_time()
             self.look(time.monotonic())
-            await asyncio.sleep(self._settings.tick_interval_s)
+            await asyncio.sleep(rest_s(self._settings.tick_interval_s, time.thread_time() - began))
 
     def heard(self, tags: Iterable[m.WorkerBeat], now: float) -> None:
         """An agent has told about its workers."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from flashrec.core import effects as fx
 from flashrec.core.machine import Machine
 from flashrec.core.types import Phase
@@ -74,9 +76,9 @@ class Performer:
                 job.say(effect.text)
             case fx.TakeRung():
                 job.say(f"{effect.rung}: {effect.reason}")
-            case fx.PublishPlan():
+            case fx.PublishPlan():  # a rank knows itself whether it rolls forward, and all may
                 job.rendezvous.begin(effect.plan.generation)
-                job.control.broadcast(m.PlanPublished(effect.plan))
+                job.control.broadcast(m.PlanPublished(msgspec.structs.replace(effect.plan, roll_forward=())))
             case fx.AnnounceResume():
                 job.control.broadcast(m.Resume(effect.generation))
             case fx.AnnounceComplete():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from flashrec.core.machine import Machine
 from flashrec.wire.messages import WorkerBeat
 
 
-async def write_status(job_dir: Path, status: dict[str, Any]) -> None:
-    """Write the status (in a thread: the disk may be slow); a failing disk is ignored (the journal complains)."""
+async def write_status(job_dir: Path, take: Callable[[], dict[str, Any]]) -> float:
+    """Write what `take` gives (in a thread: the disk may be slow); a failing disk is ignored (the journal complains).
+    Returns the seconds of CPU that it took."""
+    began = time.thread_time()
+    status = take()
+    took_s = time.thread_time() - began
+    return took_s + await asyncio.to_thread(_replace, job_dir / "status.json", status)
+
+
+def _replace(path: Path, status: dict[str, Any]) -> float:
+    began = time.thread_time()
     data = msgspec.json.format(msgspec.json.encode(status), indent=1)
-    await asyncio.to_thread(_replace, job_dir / "status.json", data)
-
-
-def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".json.new")
     try:
         temporary.write_bytes(data)
@@ -31,6 +37,7 @@ def _replace(path: Path, data: bytes) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
+    return time.thread_time() - began
 
 
 def snapshot(
@@ -52,10 +59,11 @@ def snapshot(
                 "note": note_of(slot.rank),
             }
         )  # fmt: skip
+    lives = machine.members.by_node()
     nodes = [
         {
             "node": node.name, "state": detector.state_of(node.name), "incarnation": node.incarnation,
-            "ranks": [slot.rank for slot in machine.members.on_node(node.name)], "lost_because": node.lost_because,
+            "ranks": [slot.rank for slot in lives.get(node.name, ())], "lost_because": node.lost_because,
         }
         for node in machine.members.nodes.values()
         if not node.left

@@ -8,16 +8,17 @@ has a reason in words.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from flashrec.transport import handshake
-from flashrec.wire.frames import Decoder, FrameReader, ProtocolError, encode, frame
+from flashrec.wire.frames import Decoder, FrameReader, ProtocolError, framed
 from flashrec.wire.messages import Sendable
 
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
@@ -33,29 +34,64 @@ class Channel(Generic[M]):
     ) -> None:
         self._reader, self._writer, self._decoder, self.name = reader, writer, decoder, name
         self.end_reason = ""
+        self._frames = FrameReader()
+        self._payloads: collections.deque[bytes] = collections.deque()  # received and not taken yet
         _tune(writer)
 
     def send(self, message: Sendable) -> None:
         """Queue one message. Does nothing on a closed channel: its end is reported by the reading side."""
+        self.send_framed(framed(message))
+
+    def send_framed(self, data: bytes) -> None:
+        """The same for a message that was made for many (`frames.framed`)."""
         if self._writer.is_closing():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
             self.abort(f"does not read (more than {MAX_BACKLOG_BYTES} bytes are waiting)")
             return
-        self._writer.write(frame(encode(message)))
+        self._writer.write(data)
 
     async def messages(self) -> AsyncIterator[M]:
         """Yield messages until the connection ends; never raises for what a peer can cause."""
-        frames = FrameReader()
         try:
-            while data := await self._reader.read(_READ_BYTES):
-                for payload in frames.feed(data):
-                    yield self._decoder.decode(payload)
-            self.end_reason = self.end_reason or "closed by the peer"
+            while (message := await self.receive()) is not None:
+                yield message
+        finally:
+            self._writer.transport.abort()
+
+    async def receive(self) -> M | None:
+        """The next message; None: the connection has ended. Never raises for what a peer can cause."""
+        try:
+            while not self._payloads:
+                data = await self._reader.read(_READ_BYTES)
+                if not data:
+                    self.end_reason = self.end_reason or "closed by the peer"
+                    return None
+                self._payloads.extend(self._frames.feed(data))
+            return self._decoder.decode(self._payloads.popleft())
         except ProtocolError as err:
             self.end_reason = f"protocol error: {err}"
         except OSError as err:
             self.end_reason = self.end_reason or _explain(err)
+        return None
+
+    async def listen(self, hear: Callable[[M], None]) -> None:
+        """Give every message to `hear` as it comes, without a task that wakes up for it, until the connection ends.
+        Only for connections that were accepted over TCP. Raises what `hear` raises."""
+        protocol, reader = self._writer.transport.get_protocol(), self._reader
+        assert isinstance(protocol, _Accepted) and isinstance(reader, _Reader)
+        over = asyncio.get_running_loop().create_future()
+        protocol.inbox = inbox = _Inbox(self._frames, lambda payload: hear(self._decoder.decode(payload)), over)
+        try:
+            inbox.hear(self._payloads)
+            left, is_over = reader.leave()
+            inbox.take(left)
+            if is_over:
+                inbox.end("closed by the peer")
+            elif not self._writer.is_closing():
+                self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+            reason = await over
+            self.end_reason = self.end_reason or reason
         finally:
             self._writer.transport.abort()
 
@@ -87,6 +123,69 @@ class Channel(Generic[M]):
         return str(name[0]) if isinstance(name, tuple) else ""
 
 
+class _Reader(asyncio.StreamReader):
+    """Can be left for another way to read."""
+
+    def leave(self) -> tuple[bytes, bool]:
+        """What was received and not read, and whether that was the end."""
+        return bytes(self._buffer), self._eof  # type: ignore[attr-defined]
+
+
+class _Inbox:
+    """Where what is received goes once a channel listens. over: gets the reason of the end, or an error of ours."""
+
+    def __init__(self, frames: FrameReader, hear: Callable[[bytes], None], over: asyncio.Future[str]) -> None:
+        self._frames, self._hear, self._over = frames, hear, over
+
+    def take(self, data: bytes) -> None:
+        try:
+            payloads = self._frames.feed(data)
+        except ProtocolError as err:
+            self.end(f"protocol error: {err}")
+            return
+        self.hear(payloads)
+
+    def hear(self, payloads: Iterable[bytes]) -> None:
+        try:
+            for payload in payloads:
+                if self._over.done():
+                    return
+                self._hear(payload)
+        except ProtocolError as err:
+            self.end(f"protocol error: {err}")
+        except Exception as err:  # ours: whoever listens has to know
+            if not self._over.done():
+                self._over.set_exception(err)
+
+    def end(self, reason: str) -> None:
+        if not self._over.done():
+            self._over.set_result(reason)
+
+
+class _Accepted(asyncio.StreamReaderProtocol):
+    """A stream like any other until its channel listens: then what comes goes into `inbox`."""
+
+    def __init__(self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        super().__init__(_Reader(), accept)
+        self.inbox: _Inbox | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.inbox is None:
+            super().data_received(data)
+        else:
+            self.inbox.take(data)
+
+    def eof_received(self) -> bool | None:
+        if self.inbox is not None:
+            self.inbox.end("closed by the peer")
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.inbox is not None:
+            self.inbox.end(_explain(exc) if isinstance(exc, OSError) else "closed by the peer")
+        super().connection_lost(exc)
+
+
 Serve = Callable[[Channel[M]], Awaitable[None]]
 Refuse = Callable[[str], None]
 
@@ -95,7 +194,8 @@ async def listen_tcp(
     host: str | None, port: int, secret: bytes, decoder: Decoder[M], serve: Serve[M], refuse: Refuse
 ) -> asyncio.Server:
     """Listen on TCP. `serve` runs once per admitted connection, `refuse` gets a sentence for everyone else."""
-    return await asyncio.start_server(_admitting(secret, decoder, serve, refuse), host, port, backlog=4096)
+    accept = _admitting(secret, decoder, serve, refuse)
+    return await asyncio.get_running_loop().create_server(lambda: _Accepted(accept), host, port, backlog=4096)
 
 
 async def listen_unix(

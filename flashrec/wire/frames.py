@@ -32,21 +32,29 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take received bytes, return the frames that are complete now. Raises ProtocolError."""
-        self._buffer += data
+        if self._buffer:
+            self._buffer += data
+            frames, end = self._cut(self._buffer)
+            del self._buffer[:end]
+        else:  # as good as always: whole frames, which need not go through the buffer
+            frames, end = self._cut(data)
+            self._buffer += data[end:]
+        return frames
+
+    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+        """Whole frames at the beginning of `data`, and where they end."""
         frames: list[bytes] = []
         start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, start)
+        while len(data) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data, start)
             if size > self._max:
                 raise ProtocolError(f"frame of {size} bytes is over the limit of {self._max}")
             end = start + _LENGTH.size + size
-            if len(self._buffer) < end:
+            if len(data) < end:
                 break
-            frames.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            frames.append(bytes(data[start + _LENGTH.size : end]))
             start = end
-        if start:
-            del self._buffer[:start]
-        return frames
+        return frames, start
 
 
 def frame(payload: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -54,6 +62,11 @@ def frame(payload: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     if len(payload) > max_frame_bytes:
         raise ProtocolError(f"refusing to send a frame of {len(payload)} bytes (limit {max_frame_bytes})")
     return _LENGTH.pack(len(payload)) + payload
+
+
+def framed(message: messages.Sendable) -> bytes:
+    """One message as it goes over a connection: what is sent to many is made once. Raises ProtocolError."""
+    return frame(encode(message))
 
 
 def encode(message: messages.Sendable) -> bytes:

@@ -32,6 +32,7 @@ from flashrec.core.events import (
     WorkerStarted,
 )
 from flashrec.core.health import HealthRules
+from flashrec.core.ranks import RankSet
 from flashrec.core.types import Assignment, Plan
 
 
@@ -147,7 +148,7 @@ class KeyPosted(Message, frozen=True):
     group: str
     key: str
     value: bytes
-    members: tuple[int, ...]
+    members: RankSet
 
 
 class CounterAdded(Message, frozen=True):
@@ -172,6 +173,11 @@ class CommitAsked(Message, frozen=True):
     request: int
 
 
+FromWorkers = Union[
+    WorkerStarted, WorkerJoined, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, KeyPosted,
+]  # fmt: skip
+
+
 # ---- agent -> manager ---------------------------------------------------------------------------------------------
 
 
@@ -186,12 +192,18 @@ class AgentHello(Message, frozen=True):
 
 
 class AgentHeartbeat(Message, frozen=True):
-    """Heartbeat with the step tags of the node's workers."""
+    """Heartbeat, every `tags_every`th with the step tags of the node's workers."""
 
     incarnation: int
     sequence: int
     tags: tuple[WorkerBeat, ...] = ()
     fabric: tuple[int, int] = (0, 0)  # MPI session, and how many heartbeats were sent in it
+
+
+class Relayed(Message, frozen=True):
+    """What workers of this node have said at nearly the same time, in the order in which it came."""
+
+    said: tuple[FromWorkers, ...]
 
 
 class NodeHealth(Message, frozen=True):
@@ -257,7 +269,8 @@ class StacksTaken(Message, frozen=True):
 
 
 class AgentWelcome(Message, frozen=True):
-    """Answer to AgentHello: the incarnation this agent now has, and the timing rules."""
+    """Answer to AgentHello: the incarnation this agent now has, and the timing rules. tags_every: every so many
+    heartbeats one has the workers' tags."""
 
     incarnation: int
     generation: int
@@ -269,6 +282,7 @@ class AgentWelcome(Message, frozen=True):
     output_dir: str
     env: dict[str, str]
     health: HealthRules = HealthRules()
+    tags_every: int = 1
 
 
 class AgentRefused(Message, frozen=True):
@@ -355,12 +369,12 @@ class PlanPublished(Message, frozen=True):
 
 
 class KeysPushed(Message, frozen=True):
-    """Rendezvous keys for the local members (ranks) of one group."""
+    """Rendezvous keys for the members (ranks) of one group: the same message for all nodes that have some."""
 
     generation: int
     group: str
     items: dict[str, bytes]
-    members: tuple[int, ...]
+    members: RankSet
 
 
 class CounterValue(Message, frozen=True):
@@ -415,7 +429,7 @@ ToManager = Union[
     WorkerCommitted, WorkerFinished, WorkerRaised, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
     CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
     NodeHealth,
-    FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken,
+    FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken, Relayed,
 ]  # fmt: skip
 ToAgent = Union[
     AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,

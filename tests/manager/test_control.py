@@ -241,9 +241,13 @@ def test_keys_and_counters_go_through_the_rendezvous() -> None:
         got: dict[str, bytes] = {}
         while len(got) < 2:
             keys = await heard(two)
-            assert isinstance(keys, m.KeysPushed) and keys.members == (1,)
+            assert isinstance(keys, m.KeysPushed) and keys.members == (0, 1)
             got |= keys.items
         assert got == {"a": b"v", "b": b"v"}
+        while len(got) > 0:  # rank 0 is a member, too
+            keys = await heard(one)
+            assert isinstance(keys, m.KeysPushed)
+            got = {key: value for key, value in got.items() if key not in keys.items}
         for amount, total in ((2, 2), (3, 5)):
             one.send(m.CounterAdded(0, 1, 1, "world", "c", amount, 9))
             assert await heard(one) == m.CounterValue(0, 1, 9, total)
@@ -281,5 +285,62 @@ def test_a_node_from_a_pool_is_admitted_while_it_is_the_jobs() -> None:
         desk.plane.include("p1")
         _, answer = await desk.agent("p1")
         assert isinstance(answer, m.AgentWelcome) and answer.incarnation == 2
+
+    play(scene)
+
+
+def test_what_workers_said_together_is_heard_in_order() -> None:
+    async def scene(desk: Desk) -> None:
+        one, _ = await desk.agent("n1")
+        said = tuple(e.WorkerFormed(rank, 1, 1) for rank in range(8))
+        one.send(m.Relayed(said))
+        await until(lambda: len(desk.events) >= 9)
+        assert tuple(desk.events[1:]) == said
+
+    play(scene)
+
+
+def test_a_message_for_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[m.Message] = []
+
+    def framed(message: m.Message) -> bytes:
+        encoded.append(message)
+        return frames.framed(message)
+
+    async def scene(desk: Desk) -> None:
+        both = [(await desk.agent(node))[0] for node in ("n1", "n2")]
+        monkeypatch.setattr(module, "framed", framed)
+        desk.plane.broadcast(m.Resume(4))
+        assert [await heard(channel) for channel in both] == [m.Resume(4), m.Resume(4)]
+        assert encoded == [m.Resume(4)]
+
+    play(scene)
+
+
+def test_an_agent_is_told_now_and_then_that_it_is_heard() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.plane.ack_interval_s = 1000.0
+        one, _ = await desk.agent("n1")
+        for sequence in range(20):
+            one.send(m.AgentHeartbeat(1, sequence))
+        one.send(m.CounterAdded(0, 1, 1, "world", "c", 1, 9))
+        assert await heard(one) == m.HeartbeatAck(0)
+        assert await heard(one) == m.CounterValue(0, 1, 9, 1), "no second one so soon"
+        desk.plane.links["n1"].ack_at = 0.0
+        one.send(m.AgentHeartbeat(1, 20))
+        assert await heard(one) == m.HeartbeatAck(20)
+
+    play(scene)
+
+
+def test_who_has_an_address_is_known_as_links_come_and_go() -> None:
+    async def scene(desk: Desk) -> None:
+        await desk.agent("n1")
+        assert desk.plane.nodes_at("127.0.0.1") == ["n1"]
+        await desk.agent("n2")
+        assert desk.plane.nodes_at("127.0.0.1") == ["n1", "n2"]
+        desk.plane.cut("n1", "condemned")
+        assert desk.plane.nodes_at("127.0.0.1") == ["n2"]
+        assert desk.plane.nodes_at("10.0.0.1") == []
 
     play(scene)

@@ -160,3 +160,19 @@ def test_reading_holds_nobody_up(follower, monkeypatch: pytest.MonkeyPatch) -> N
     started = time.monotonic()
     asyncio.run(play())
     assert time.monotonic() - started < 5
+
+
+def test_very_many_files_are_read_in_turn(stream: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_LOOKS", 3)
+    looks: list[int] = []
+    take = output._take
+    monkeypatch.setattr(output, "_take", lambda one, lines: (looks.append(one.rank), take(one, lines))[1])
+    follower = OutputFollower(tmp_path, "all", stream)
+    for rank in range(7):
+        follower.watch(rank, 1)
+        (tmp_path / f"rank-{rank}.1.log").write_text("hello\n")
+    for _ in range(7):
+        follower.copy()
+    assert sorted(looks) == sorted([*range(7)] * 3), "each as often as any other, three at a time"
+    follower.copy(final=True)
+    assert stream.getvalue().count("hello") == 7

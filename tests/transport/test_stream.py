@@ -197,3 +197,93 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "x", 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to uid"):
         stream.private_directory(tmp_path / "x")
+
+
+JOINED = [events.WorkerJoined(rank, 1) for rank in range(20)]
+
+
+async def listening(server, heard: list, after: int = 1000) -> asyncio.Task:
+    """Listen in a task; after: with message number `after` our own code fails."""
+
+    def hear(message) -> None:
+        heard.append(message)
+        if len(heard) == after:
+            raise AssertionError("ours")
+
+    return asyncio.create_task(server.listen(hear))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_a_channel_that_listens_misses_nothing(taken: int) -> None:
+    """Neither what came before, nor what comes in pieces, nor the end."""
+
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        data = b"".join(frames.framed(message) for message in JOINED)
+        client.send_framed(data[:250])
+        heard = [await server.receive() for _ in range(taken)]
+        task = await listening(server, heard)
+        for start in range(250, len(data), 7):
+            client.send_framed(data[start : start + 7])
+            await asyncio.sleep(0)
+        await client.drain_and_close()
+        await task
+        assert heard == JOINED
+        assert server.end_reason == "closed by the peer"
+
+    played(scene)
+
+
+def test_a_stream_that_has_ended_before_it_is_listened_to() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        for message in JOINED:
+            client.send(message)
+        heard = [await server.receive()]
+        await client.drain_and_close()
+        await asyncio.sleep(0.05)
+        await (await listening(server, heard))
+        assert heard == JOINED and server.end_reason == "closed by the peer"
+
+    played(scene)
+
+
+def test_garbage_ends_a_channel_that_listens() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        heard: list = []
+        task = await listening(server, heard)
+        client.send(JOINED[0])
+        client.send_framed(frames.frame(b"\xc1"))
+        client.send(JOINED[1])
+        await task
+        assert heard == JOINED[:1] and server.end_reason.startswith("protocol error: not a message")
+        assert await drained(client) == []
+
+    played(scene)
+
+
+def test_our_own_error_is_raised_to_who_listens() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        heard: list = []
+        task = await listening(server, heard, after=2)
+        for message in JOINED:
+            client.send(message)
+        with pytest.raises(AssertionError, match="ours"):
+            await task
+        assert len(heard) == 2
+
+    played(scene)
+
+
+def test_an_abort_ends_listening_with_its_reason() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        _, server = await connected(pair, port)
+        task = await listening(server, [])
+        await asyncio.sleep(0)
+        server.abort("condemned")
+        await task
+        assert server.end_reason == "condemned"
+
+    played(scene)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flashrec.core.ranks import FEW, Ranks, RankSet, compact
 from flashrec.wire import frames, messages
 
 UNIONS = {
@@ -26,6 +27,8 @@ INTEGERS = st.integers(-(2**63), 2**64 - 1)
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a message's field; TypeError for a type that no message had so far."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Ranks:
+        return st.sets(st.integers(0, 2**20), min_size=FEW + 1, max_size=FEW + 9).map(lambda r: compact(tuple(r)))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, **{f.name: of_type(f.type) for f in msgspec.structs.fields(kind)})
     simple = {
@@ -34,7 +37,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     }  # fmt: skip
     if kind is type(None):
         return st.none()
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return st.one_of(map(of_type, inside))
     if kind in simple:
         return simple[kind]
@@ -137,4 +140,6 @@ def _least(kind: Any) -> Any:
         return kind(**{f.name: _least(f.type) for f in msgspec.structs.fields(kind)})
     if typing.get_origin(kind) is types.UnionType:
         return None  # `X | None`
+    if kind == RankSet:
+        return ()
     return (typing.get_origin(kind) or kind)()
