@@ -167,8 +167,11 @@ class Detector:
         soonest_s = min(self._timing.hasten_after_s, self._timing.dead_after_s)
         num_silent = sum(now - life.control.heard_at >= soonest_s for life in watched.values())
         for node, life in watched.items():
-            self._judge(node, life, now, num_silent > self._timing.max_condemned, found)
-        self._links.judge({node: life for node, life in watched.items() if life.is_watched}, now, found)
+            if life.state != "alive" or now - life.control.heard_at >= self._timing.suspect_after_s:
+                self._judge(node, life, now, num_silent > self._timing.max_condemned, found)
+        has_link = {node: life for node, life in watched.items() if (life.fabric or life.link) and life.is_watched}
+        if has_link:
+            self._links.judge(has_link, now, found)
         return found
 
     def _give_back_lateness(self, now: float) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flashrec.manager.allocation import inspect_allocation
 from flashrec.manager.app import Manager
+from flashrec.manager.descriptors import make_room
 from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.request import Request, RequestError, Shape, shape
 from flashrec.manager.voice import say
@@ -28,7 +29,7 @@ async def _run(request: Request) -> int:
             raise RequestError("a pool is a reservation of Slurm: without Slurm there is none (--local with --pool)")
         nodes = tuple(f"local{index}" for index in range(request.local_nodes))
         made = shape(request, len(nodes), {})
-        files = _output_files(request, made)
+        files = _output_files(request, made, len(nodes))
         job_dir = _job_dir(request, "local")
         return await _manager(request, made, nodes, job_dir, "127.0.0.1", None, files).run()
     try:
@@ -39,17 +40,20 @@ async def _run(request: Request) -> int:
     for warning in allocation.warnings:
         say(f"warning: {warning}")
     made = shape(request, len(allocation.nodes), os.environ)
-    files = _output_files(request, made)
+    files = _output_files(request, made, len(allocation.nodes))
     job_dir = _job_dir(request, str(allocation.job_id))
     manager = _manager(request, made, allocation.nodes, job_dir, allocation.manager_address, allocation.job_id, files)
     return await manager.run()
 
 
-def _output_files(request: Request, made: Shape) -> OutputFiles | None:
+def _output_files(request: Request, made: Shape, num_nodes: int) -> OutputFiles | None:
+    """Open them all, if there are to be any. From here on there is room for them and for a connection of each node."""
+    num_ranks = made.num_active * made.ranks_per_node
+    make_room(num_nodes, num_ranks if request.output is not None else 0)
     if request.output is None:
         return None
     files = OutputFiles(request.output, os.environ)
-    files.open_all(made.num_active * made.ranks_per_node)
+    files.open_all(num_ranks)
     return files
 
 

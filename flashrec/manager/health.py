@@ -71,7 +71,7 @@ class HealthDesk:
             self._say_once(f"health not known: {'; '.join(said.reasons) or 'no check could look'}", node)
         if node not in self._leaving:
             self._admit(node)
-        if all(known in self._states for known in self._job.nodes):
+        if len(self._states) >= len(self._job.nodes) and all(known in self._states for known in self._job.nodes):
             self._admit_all()  # nobody else is awaited: the machine has to choose among these
 
     def forget(self, node: str) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flashrec.cli.status import headline
 from flashrec.core.detection import Detector
+from flashrec.core.hangs import FRESH_S
 from flashrec.core.limits import Timing
+from flashrec.manager.pace import MAX_SHARE, rest_s
 from flashrec.manager.status import snapshot
+from flashrec.manager.welcome import MAX_TAG_INTERVAL_S, tags_every
 from tests.core.driver import Driver
+from tests.core.test_scale import Job
 
 
 def driver_with_a_pool_node() -> Driver:
@@ -46,3 +52,23 @@ def test_where_links_are_watched_they_are_shown() -> None:
     assert "fabric" not in snapshot(7, machine, Detector(Timing()), {})["nodes"][0]
     shown = snapshot(7, machine, Detector(Timing()), {}, fabric_of={"n1": "dead", "n2": "alive", "p1": "unknown"}.get)
     assert [node["fabric"] for node in shown["nodes"]] == ["dead", "alive", "unknown"]
+
+
+def test_a_large_job_is_shown_with_a_few_looks_at_each_rank() -> None:
+    job = Job(64)
+    job.start()
+    before = job.slots.looks
+    shown = snapshot(7, job.machine, Detector(Timing()), {})
+    assert job.slots.looks - before <= 4 * len(job.slots)
+    assert [node["ranks"] for node in shown["nodes"]][:2] == [[*range(8)], [*range(8, 16)]]
+
+
+def test_what_is_looked_at_for_our_own_sake_does_not_cost_much() -> None:
+    assert rest_s(1.0, 0.001) == 1.0
+    assert rest_s(1.0, 0.2) == pytest.approx(0.2 / MAX_SHARE - 0.2)
+
+
+def test_tags_come_less_often_in_a_large_job_but_often_enough_to_judge_hangs() -> None:
+    assert [tags_every(ranks, 0.25) for ranks in (8, 1000, 1001, 3000, 10_000, 32_768)] == [1, 1, 2, 3, 4, 4]
+    assert tags_every(32_768, 0.75) == 1 and tags_every(32_768, 2.0) == 1
+    assert MAX_TAG_INTERVAL_S < FRESH_S
