@@ -127,8 +127,10 @@ class _Watched(msgspec.Struct):
 class HangDetector:
     """Keeps the newest tag of each rank. Times are seconds of one monotonic clock."""
 
-    def __init__(self, limits: HangLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: HangLimits, tags_late_s: float = 0.0) -> None:
+        """tags_late_s: by so much longer than a heartbeat a tag may be the newest one. Its worker may have moved
+        since, so everybody gets so much more time."""
+        self._limits, self._late_s = limits, tags_late_s
         self._ranks: dict[int, _Watched] = {}
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._first_s: float | None = None  # longest first steps of a life
@@ -203,7 +205,7 @@ class HangDetector:
                 it.ahead_at = now
         hung = [it for it in watched if self._is_suspect(it, watched, highest, now)]
         others = [it for it in watched if it not in hung and not it.is_silent]
-        if not hung or not others or any(now - it.changed_at < SETTLE_S for it in others):
+        if not hung or not others or any(now - it.changed_at < SETTLE_S + self._late_s for it in others):
             return self._stalled_all(watched, now)
         if 2 * sum(it.is_silent for it in watched) > len(watched):
             return []  # most say nothing: rather the machines than a worker
@@ -270,7 +272,7 @@ class HangDetector:
             usual_s = max(FIRST_FLOORS * limits.floor_s, limits.factor * (self._first_s or 0.0))
             first_s = usual_s if known else limits.first_step_s
             patience_s = max(patience_s, min(first_s, limits.first_step_s))
-        return patience_s * LENIENCY ** self._hung_at.get((it.tag.rank, it.tag.v), 0)
+        return (patience_s + self._late_s) * LENIENCY ** self._hung_at.get((it.tag.rank, it.tag.v), 0)
 
     def _describe(self, it: _Watched, others: list[_Watched], highest: Mapping[str, int], now: float) -> str:
         tag, still_s = it.tag, now - it.changed_at

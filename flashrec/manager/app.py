@@ -93,8 +93,9 @@ class Manager:
         )
         self.control.on(m.NodeHealth, self.health.hear)
         self.control.on(m.PeersBlamed, self.verdicts.peers_blamed)
-        every = tags_every(shape.num_active * shape.ranks_per_node, self._config.detection.heartbeat_interval_s)
-        self.hangs = HangWatch(self, self._config.hangs, every)
+        beat_s = self._config.detection.heartbeat_interval_s
+        every = tags_every(shape.num_active * shape.ranks_per_node, beat_s)
+        self.hangs = HangWatch(self, self._config.hangs, every, beat_s)
         self.control.on(m.StacksTaken, self.hangs.stacks_taken)
         self.control.hear_tags = self.hangs.heard
         self.control.acts = self._acts

@@ -53,10 +53,11 @@ class _Asked(msgspec.Struct):
 class HangWatch:
     """`heard` takes tags, `run` judges them; `stacks_taken` takes the answers."""
 
-    def __init__(self, job: Job, settings: Hangs, tags_every: int = 1) -> None:
+    def __init__(self, job: Job, settings: Hangs, tags_every: int = 1, heartbeat_interval_s: float = 0.25) -> None:
         """tags_every: heartbeats of an agent for one that has tags."""
         self._job, self._settings = job, settings
-        self._detector, self._stragglers = HangDetector(settings), Stragglers(settings, tags_every)
+        self._detector = HangDetector(settings, (tags_every - 1) * heartbeat_interval_s)
+        self._stragglers = Stragglers(settings, tags_every)
         self._generation: int | None = None  # the one that trains just now
         self._asked: dict[tuple[int, int], _Asked] = {}
         self._deaths: set[asyncio.TimerHandle] = set()

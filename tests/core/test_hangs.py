@@ -12,6 +12,7 @@ import pytest
 from flashrec.core.hangs import HangDetector, Hung, Stalled
 from flashrec.core.limits import HangLimits
 from flashrec.wire.messages import WorkerBeat
+from flashrec.core.stragglers import Stragglers
 from tests.core.training import Pause, Training
 
 LIMITS = HangLimits()
@@ -389,3 +390,33 @@ def test_limits_are_finite_and_not_negative(key: str) -> None:
 def test_nothing_is_known_of_a_rank_that_was_never_heard() -> None:
     detector = HangDetector(LIMITS)
     assert detector.tick(5.0) == [] and detector.note_of(3) == "" and not detector.is_hung(3, 1)
+
+
+@pytest.mark.parametrize(("tags_late_s", "is_found"), [(0.0, True), (0.75, False)])
+def test_a_tag_may_be_old_where_tags_come_rarely(tags_late_s: float, is_found: bool) -> None:
+    """Tags come once a second. Rank 1 needs just less than its patience for a step: it has gone on when it seems to stand
+    still. The first case shows that the second one would find it without that allowance."""
+    detector, found = HangDetector(HangLimits(first_step_s=2.25), tags_late_s), []
+    detector.resumed(0.0)
+    for now in (quarter / 4 for quarter in range(40)):
+        if now % 1.0 == 0.0:
+            still_s = now % 2.2  # rank 1 moves at 2.2, 4.4, 6.6; its peer waits for it
+            steps = int(now / 2.2)
+            detector.heard(
+                [
+                    WorkerBeat(0, 1, steps, steps, steps, "step", "", True, {"0": 2 * steps + 1}, still_s=still_s),
+                    WorkerBeat(1, 1, steps, steps, steps, "step", "", False, {"0": 2 * steps}, still_s=still_s),
+                ],
+                now,
+            )
+        found += detector.tick(now)
+    assert bool(found) is is_found
+
+
+def test_stragglers_are_told_from_as_many_heartbeats_when_fewer_are_seen() -> None:
+    watch = Stragglers(LIMITS, tags_every=4)
+    assert watch.tick(0.0) == []
+    for now in range(1, int(4 * LIMITS.straggler_after_s)):
+        for rank in range(3):
+            watch.seen(rank, 1, waiting=rank > 0 and now % 2 == 0)
+        assert watch.tick(float(now)) == [] and watch._ranks[0].num_seen == now, "the window is still open"
