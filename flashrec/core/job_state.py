@@ -59,6 +59,7 @@ class JobState:
         self._has_launched = False  # in this recovery
         self._has_left = False  # some worker has ended in good order
         self._asked: dict[str, Unanimous] = {}
+        self._all_put_aside = Unanimous()
         self._active = Unanimous()  # the first nodes, whose agents the first start waits for
         self._out: list[AnyEffect] = []
 

@@ -266,8 +266,11 @@ class Phases(JobState):
         if self.phase is Phase.RESTORING and self._all("restored", lambda slot: slot.restored_v is not None):
             self._resume()
         estate = self._resize.estate if self.phase is Phase.RESIZING else None
-        if estate is not None and all(slots[rank].restored_v is not None for rank in estate.holders):
+        if estate is not None and self._all_put_aside.is_met(estate.holders, self._has_put_aside):
             self._begin_world(estate, "all states are put aside", now)
+
+    def _has_put_aside(self, rank: int) -> bool:
+        return self.members.slots[rank].restored_v is not None
 
     def _decide(self, now: float) -> None:
         moving = [slot for slot in self.members.slots if slot.successor is not None and self._swap.pausing]

@@ -86,7 +86,7 @@ def estate_of(members: Members, reports: Mapping[int, Report], verdict: Plan) ->
         generation=verdict.generation,
         step=verdict.resume_step,
         unit=units.pop(),
-        nodes={slot.rank: slot.node for slot in members.live()},
+        nodes={slot.rank: slot.node for slot in members.slots if slot.is_live},
         holders=tuple(slot.rank for slot in survivors if slot.rank not in verdict.sources),
     )
 
@@ -101,9 +101,10 @@ def plan_world(estate: Estate, members: Members, limits: Limits) -> World | str:
     usable = {node.name for node in members.nodes.values() if node.alive and not node.link_lost}
     hosts = _hosts(estate.nodes, per_node, usable)
     hosts += [""] * (members.full_size // per_node - len(hosts))
+    holders = frozenset(estate.holders)
     taken = _complete(hosts, block // per_node, [n for n in trusted_nodes(members, limits) if n not in hosts])
     world = tuple(
-        Place(node, host * per_node + i if hosts[host] and host * per_node + i in estate.holders else -1)
+        Place(node, host * per_node + i if hosts[host] and host * per_node + i in holders else -1)
         for host, node in taken
         for i in range(per_node)
     )

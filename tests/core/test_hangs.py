@@ -11,8 +11,8 @@ import pytest
 
 from flashrec.core.hangs import HangDetector, Hung, Stalled
 from flashrec.core.limits import HangLimits
-from flashrec.wire.messages import WorkerBeat
 from flashrec.core.stragglers import Stragglers
+from flashrec.wire.messages import WorkerBeat
 from tests.core.training import Pause, Training
 
 LIMITS = HangLimits()
@@ -394,8 +394,8 @@ def test_nothing_is_known_of_a_rank_that_was_never_heard() -> None:
 
 @pytest.mark.parametrize(("tags_late_s", "is_found"), [(0.0, True), (0.75, False)])
 def test_a_tag_may_be_old_where_tags_come_rarely(tags_late_s: float, is_found: bool) -> None:
-    """Tags come once a second. Rank 1 needs just less than its patience for a step: it has gone on when it seems to stand
-    still. The first case shows that the second one would find it without that allowance."""
+    """Tags come once a second. Rank 1 needs just less than its patience for a step: it has gone on when it seems to
+    stand still. The first case shows that the second one would find it without that allowance."""
     detector, found = HangDetector(HangLimits(first_step_s=2.25), tags_late_s), []
     detector.resumed(0.0)
     for now in (quarter / 4 for quarter in range(40)):

@@ -64,7 +64,7 @@ def test_refusals_say_why() -> None:
 
 def test_when_all_steps_are_done_an_older_generation_may_write_the_last_checkpoint() -> None:
     job = Job()
-    job.machine.members.slots[1].finished = True
+    job.machine.members.finish(1)
     answer = job.ask(1000, generation=1)
     assert answer is not None and answer.granted
 
