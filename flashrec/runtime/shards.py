@@ -6,7 +6,7 @@ Nothing here imports torch.distributed.tensor: a script that does not use it sha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +28,15 @@ class Sharding(msgspec.Struct, frozen=True):
         return f"of {list(self.shape)} over ({dims})"
 
 
-def is_dtensor(tensor: torch.Tensor) -> bool:
+def dtensor_class() -> type[Any] | None:
+    """None where no script has asked for it, so that nothing can be one."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return None if module is None else module.DTensor
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    kind = dtensor_class()
+    return kind is not None and isinstance(tensor, kind)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,6 +46,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
             return found
     return tensor.detach()
+
+
+def locals_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`local` of each, at less than half the price."""
+    kind = dtensor_class()
+    if kind is None:
+        return [tensor.detach() for tensor in tensors]
+    with torch.no_grad():
+        return [tensor.to_local() if isinstance(tensor, kind) else tensor.detach() for tensor in tensors]
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:

@@ -8,8 +8,6 @@ Of a DTensor the local part travels. Its specification says which part of what i
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,35 +19,7 @@ from flashrec.runtime import seed as seeds
 from flashrec.runtime.errors import CannotEncode, LayoutMismatch
 from flashrec.runtime.parallel import zero
 from flashrec.runtime.snapshot import Stateful
-
-
-class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor as it travels. device: type only; each side uses its own index. sharding: of a DTensor, then `shape`
-    is that of the local part."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    sharding: shards.Sharding | None = None
-
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
-        part = shards.local(tensor)
-        sharding = shards.sharding_of(tensor)
-        return cls(name, tuple(part.shape), codec.dtype_name(part.dtype), part.device.type, sharding)
-
-    @property
-    def is_replicated(self) -> bool:
-        """Parameters and their optimizer state are equal on all replicas; buffers and objects may differ by rank."""
-        return self.name.startswith(("parameter ", "optimizer "))
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * codec.dtype_of(self.dtype).itemsize
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}" + (f" {self.sharding}" if self.sharding else "")
+from flashrec.runtime.specs import Specs, TensorSpec
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True):
@@ -83,6 +53,14 @@ class Manifest(msgspec.Struct, frozen=True):
         return [*found, *self.aside]
 
 
+class Described(NamedTuple):
+    """A state at one moment. specs: `manifest.specs()`. tensors: one for each, of a DTensor the local part."""
+
+    manifest: Manifest
+    specs: list[TensorSpec]
+    tensors: list[torch.Tensor]
+
+
 class State:
     """Parameters, buffers, optimizers and registered objects of this rank."""
 
@@ -96,11 +74,13 @@ class State:
         self._model, self._optimizers, self._objects = model, optimizers, objects
         self._sends_random_state = sends_random_state
         self._aside: list[torch.Tensor] = []  # as the manifest in hand describes them
-        self._before: dict[tuple[str, int], _Known] = {}
-        self._specs: dict[tuple[str, int], _Known] = {}  # those of the newest manifest: with mirrors one a step is made
+        self._specs_of_model, self._specs_of_aside = Specs(), Specs()
+        self._described = [_OptimizerState(number) for number in range(len(optimizers))]
         # FSDP puts gathered parameters in the place of these while it computes; the optimizer keeps these.
-        self._parameters = list(model.named_parameters())
-        for name, tensor in self._model_tensors():
+        parameters: list[tuple[str, torch.Tensor]] = list(model.named_parameters())
+        self._parameter_names = [f"parameter {name}" for name, _ in parameters]
+        self._parameters = [param for _, param in parameters]
+        for name, tensor in zip(*self._model_tensors(), strict=True):
             if type(shards.local(tensor)) not in (torch.Tensor, torch.nn.Parameter):
                 raise NotImplementedError(
                     f"{name} is a {type(tensor).__name__} of {type(shards.local(tensor)).__name__}: only plain tensors "
@@ -110,18 +90,33 @@ class State:
 
     def manifest(self, v: int, parts: dict[str, bytes]) -> Manifest:
         """Describe the state as it is now. Raises CannotEncode."""
+        return self.describe(v, parts).manifest
+
+    def describe(self, v: int, parts: dict[str, bytes]) -> Described:
+        """The state as it is now, and where it is. Raises CannotEncode."""
         self._aside = []
         objects = self._describe_objects(self._aside)
-        self._before, self._specs = self._specs, {}
-        return Manifest(
+        names, tensors = self._model_tensors()
+        found = shards.locals_of(tensors)
+        model = self._specs_of_model.of(names, tensors, found)
+        specs = list(model)
+        optimizers = []
+        for remembered, optimizer in zip(self._described, self._optimizers, strict=True):
+            entries, places, spec = remembered.describe(optimizer)
+            found += places
+            specs += entries
+            optimizers.append(spec)
+        aside = self._specs_of_aside.of([f"aside {i}" for i in range(len(self._aside))], self._aside, self._aside)
+        manifest = Manifest(
             v=v,
-            model=tuple(self._spec(name, tensor) for name, tensor in self._model_tensors()),
-            optimizers=tuple(self._describe(i, optimizer) for i, optimizer in enumerate(self._optimizers)),
+            model=model,
+            optimizers=tuple(optimizers),
             objects=objects,
-            aside=tuple(TensorSpec.of(f"aside {i}", tensor) for i, tensor in enumerate(self._aside)),
+            aside=aside,
             random=codec.encode(seeds.state(), "random state") if self._sends_random_state else None,
             parts=parts,
         )
+        return Described(manifest, [*specs, *aside], found + self._aside)
 
     def in_this_world(self, manifest: Manifest) -> Manifest:
         """The manifest of a rank of another world as one of this rank's world: sizes of mesh dimensions in which all
@@ -150,15 +145,17 @@ class State:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the state, in an order that the manifest fixes; of a DTensor the local part."""
-        found = [shards.local(tensor) for _, tensor in self._model_tensors()]
+        found = self._model_tensors()[1]
         for optimizer in self._optimizers:
             for entries in zero.state_of(optimizer).values():
-                found += [shards.local(value) for value in entries.values() if isinstance(value, torch.Tensor)]
-        return found + self._aside
+                found += [value for value in entries.values() if isinstance(value, torch.Tensor)]
+        return shards.locals_of(found) + self._aside
 
     def prepare(self, manifest: Manifest) -> None:
         """Check that the source's model is ours and allocate what optimizer state is missing. Raises LayoutMismatch."""
-        mine = {name: TensorSpec.of(name, tensor) for name, tensor in self._model_tensors()}
+        names, tensors = self._model_tensors()
+        model = self._specs_of_model.of(names, tensors, shards.locals_of(tensors))
+        mine = {spec.name: spec for spec in model}
         theirs = {spec.name: spec for spec in manifest.model}
         _compare("the model", mine, theirs)
         if list(mine) != list(theirs):
@@ -190,59 +187,75 @@ class State:
         if manifest.random is not None:
             seeds.set_state(codec.decode(manifest.random))
 
-    def _spec(self, name: str, tensor: torch.Tensor) -> TensorSpec:
-        key = name, id(tensor)
-        known = self._before.get(key)
-        if known is None or known.tensor() is not tensor or known.looks != _looks(tensor):
-            known = _Known(weakref.ref(tensor), _looks(tensor), TensorSpec.of(name, tensor))
-        self._specs[key] = known
-        return known.spec
-
-    def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        params: list[tuple[str, torch.Tensor]] = [(f"parameter {name}", param) for name, param in self._parameters]
-        return params + [(f"buffer {name}", buffer) for name, buffer in self._model.named_buffers()]
+    def _model_tensors(self) -> tuple[list[str], list[torch.Tensor]]:
+        """Names and tensors."""
+        buffers = list(self._model.named_buffers())
+        names = self._parameter_names + [f"buffer {name}" for name, _ in buffers]
+        return names, self._parameters + [buffer for _, buffer in buffers]
 
     def _describe_objects(self, aside: list[torch.Tensor]) -> dict[str, bytes]:
         return {
             name: codec.encode(item.state_dict(), f"state[{name!r}]", aside) for name, item in self._objects.items()
         }
 
-    def _describe(self, number: int, optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-        name = f"optimizer {number}"
+
+class _OptimizerState:
+    """Describes one optimizer, and remembers what it said of its tensors."""
+
+    def __init__(self, number: int) -> None:
+        self._name = f"optimizer {number}"
+        self._specs = Specs()
+        self._found: tuple[TensorSpec, ...] | None = None
+        self._tensors: dict[int, dict[str, TensorSpec]] = {}
+        self._keys: list[tuple[int, str]] = []  # of each tensor
+        self._names: list[str] = []
+
+    def describe(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[tuple[TensorSpec, ...], list[torch.Tensor], OptimizerSpec]:
+        """Each tensor of its state, where that is, and everything about the optimizer. Raises CannotEncode."""
         hyper = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         values: dict[int, dict[str, Any]] = {}
-        tensors: dict[int, dict[str, TensorSpec]] = {}
+        keys: list[tuple[int, str]] = []
+        tensors: list[torch.Tensor] = []
         order: list[tuple[int, tuple[str, ...]]] = []
         index = {id(param): i for i, param in enumerate(_params(optimizer))}
         for param, entries in zero.state_of(optimizer).items():
             i = index.get(id(param), -1)
             if i < 0:
-                raise CannotEncode(f"{name}.state has the key {param!r:.60}, which is none of its parameters")
+                raise CannotEncode(f"{self._name}.state has the key {param!r:.60}, which is none of its parameters")
             order.append((i, tuple(entries)))
             for key, value in entries.items():
                 if isinstance(value, torch.Tensor):
-                    tensors.setdefault(i, {})[key] = self._spec(f"{name} parameter {i} {key}", value)
+                    keys.append((i, key))
+                    tensors.append(value)
                 else:
                     values.setdefault(i, {})[key] = value
-        return OptimizerSpec(
-            groups=codec.encode(hyper, f"{name}.param_groups"),
-            sizes=tuple(len(group["params"]) for group in optimizer.param_groups),
-            values=codec.encode(values, f"{name}.state"),
-            tensors=tensors,
-            order=tuple(order),
+        parts = shards.locals_of(tensors)
+        specs = self._specs_of(keys, tensors, parts)
+        return (
+            specs,
+            parts,
+            OptimizerSpec(
+                groups=codec.encode(hyper, f"{self._name}.param_groups"),
+                sizes=tuple(len(group["params"]) for group in optimizer.param_groups),
+                values=codec.encode(values, f"{self._name}.state"),
+                tensors=self._tensors,
+                order=tuple(order),
+            ),
         )
 
-
-class _Known(NamedTuple):
-    """What was found out about a tensor. A tensor that is replaced must not be kept alive by it."""
-
-    tensor: weakref.ref[torch.Tensor]
-    looks: tuple[torch.Size, torch.dtype, torch.device]
-    spec: TensorSpec
-
-
-def _looks(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
+    def _specs_of(
+        self, keys: list[tuple[int, str]], tensors: list[torch.Tensor], parts: list[torch.Tensor]
+    ) -> tuple[TensorSpec, ...]:
+        if keys != self._keys:
+            self._keys, self._names = keys, [f"{self._name} parameter {i} {key}" for i, key in keys]
+        specs = self._specs.of(self._names, tensors, parts)
+        if specs is not self._found:
+            self._found, self._tensors = specs, {}
+            for (i, key), spec in zip(keys, specs, strict=True):
+                self._tensors.setdefault(i, {})[key] = spec
+        return specs
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

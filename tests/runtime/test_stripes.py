@@ -16,7 +16,8 @@ from torch import nn
 
 from flashrec.runtime import transfer
 from flashrec.runtime.errors import LayoutMismatch, RecoveryFailed
-from flashrec.runtime.state import State, TensorSpec
+from flashrec.runtime.specs import TensorSpec
+from flashrec.runtime.state import State
 from flashrec.runtime.transfer import Holding
 from flashrec.runtime.transfer.memory import Memory
 from flashrec.runtime.transfer.pieces import Piece, cut

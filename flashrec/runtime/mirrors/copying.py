@@ -16,9 +16,12 @@ import numpy as np
 import torch
 
 from flashrec.runtime import codec
-from flashrec.runtime.mirrors.slots import Slot, layout, views
-from flashrec.runtime.snapshot import MAX_SNAPSHOT_BYTES
-from flashrec.runtime.state import State, TensorSpec
+from flashrec.runtime.mirrors.slots import Slot
+from flashrec.runtime.state import State
+from flashrec.runtime.torch_private import optim
+
+_Pair = tuple[torch.Tensor, torch.Tensor]  # a place in the slot, and the tensor that belongs there
+_GRAIN = 1 << 15  # elements; torch copies no fewer of them in several threads
 
 
 class Copying:
@@ -27,17 +30,12 @@ class Copying:
     def __init__(self, state: State, v: int, parts: dict[str, bytes], slot: Slot) -> None:
         """Raises CannotEncode."""
         self.v, self.slot = v, slot
-        self.manifest = state.manifest(v, parts)
-        tensors, specs = state.tensors(), self.manifest.specs()
-        slot.begin(layout(specs)[1])
-        pairs = list(zip(views(slot.buffer, specs), tensors, strict=True))
-        is_early = [_is_changed_by_forward(spec) for spec in specs]
-        self._later = [pair for pair, early in zip(pairs, is_early, strict=True) if not early]
-        self._devices = {tensor.device for _, tensor in pairs if tensor.device.type == "cuda"}
+        self.manifest, specs, tensors = state.describe(v, parts)
+        places = slot.begin_with(specs)
+        self._later = [(places.views[i], tensors[i]) for i in places.later]
+        self._devices = {tensor.device for _, tensor in self._later if tensor.is_cuda}
         with torch.no_grad():
-            for pair, early in zip(pairs, is_early, strict=True):
-                if early:
-                    _copy(*pair)
+            _copy([(places.views[i], tensors[i]) for i in places.early])
         self._opened = {device: _event(device) for device in self._devices}
 
     def finish(self) -> None:
@@ -47,18 +45,10 @@ class Copying:
                 stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 stream.wait_event(self._opened[device])
                 with torch.cuda.stream(stream):
-                    for into, tensor in self._later:
-                        if tensor.device == device:
-                            _copy(into, tensor)
+                    _copy([pair for pair in self._later if pair[1].device == device])
                 stream.synchronize()
-            for into, tensor in self._later:
-                if tensor.device not in self._devices:
-                    _copy(into, tensor)
+            _copy([pair for pair in self._later if not pair[1].is_cuda])
         self._later = []
-
-
-def _is_changed_by_forward(spec: TensorSpec) -> bool:
-    return spec.name.startswith("buffer ") or (spec.name.startswith("aside ") and spec.num_bytes <= MAX_SNAPSHOT_BYTES)
 
 
 def _event(device: torch.device) -> Any:
@@ -67,10 +57,13 @@ def _event(device: torch.device) -> Any:
     return event
 
 
-def _copy(into: torch.Tensor, tensor: torch.Tensor) -> None:
-    if not into.numel():
-        return
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        np.copyto(into.numpy(), np.asarray(codec.tensor_bytes(tensor)))  # without the interpreter's lock
-    else:
-        into.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+def _copy(pairs: list[_Pair]) -> None:
+    """Large ones that lie in host memory one by one, in this thread alone; the others in one call. torch would have the
+    threads of the training copy the large ones, too. Neither keeps the interpreter from running."""
+    small: list[_Pair] = []
+    for into, tensor in pairs:
+        if tensor.device.type == "cpu" and tensor.numel() >= _GRAIN and tensor.is_contiguous():
+            np.copyto(np.asarray(codec.tensor_bytes(into)), np.asarray(codec.tensor_bytes(tensor)))
+        else:
+            small.append((into, tensor))
+    optim.foreach_copy(*map(list, zip(*small, strict=True)), non_blocking=True) if small else None

@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from flashrec.runtime.state import Manifest, TensorSpec
+from flashrec.runtime import codec
+from flashrec.runtime.specs import TensorSpec
+from flashrec.runtime.state import Manifest
 from flashrec.runtime.transfer import Holding
 
 NONE = -1  # the step of a slot that is empty, or being written
 _ALIGNMENT = 64
 _BLOCK = 8192  # bytes that are summed up to one number
+
+
+class Places(NamedTuple):
+    """views: of a buffer, each like the tensor that is to be copied there. early, later: numbers of those that a
+    forward changes, and of the others."""
+
+    views: list[torch.Tensor]
+    early: list[int]
+    later: list[int]
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor, specs: list[TensorSpec]) -> Places:
+        found, numbers = views(buffer, specs), range(len(specs))
+        return cls(
+            [place.view(codec.dtype_of(spec.dtype)).view(spec.shape) for place, spec in zip(found, specs, strict=True)],
+            [i for i in numbers if specs[i].is_changed_by_forward],
+            [i for i in numbers if not specs[i].is_changed_by_forward],
+        )
 
 
 class Slot:
@@ -30,13 +50,26 @@ class Slot:
         self.digest = b""
         self._is_pinned = is_pinned
         self.buffer = torch.empty(0, dtype=torch.uint8)
+        self._specs: list[TensorSpec] | None = None
+        self._places = Places([], [], [])
 
     def begin(self, size: int) -> None:
         """It is about to be written: what was in it is gone. size: bytes, from `layout`."""
         self.v = NONE
         if self.buffer.numel() != size:
+            self._specs, self._places = None, Places([], [], [])
             self.buffer = torch.empty(0, dtype=torch.uint8)  # two at a time would be too many
             self.buffer = torch.zeros(size, dtype=torch.uint8, pin_memory=self._is_pinned and size > 0)
+
+    def begin_with(self, specs: list[TensorSpec]) -> Places:
+        """`begin`, and where each tensor is to go."""
+        if specs == self._specs:
+            self.begin(self.buffer.numel())
+        else:
+            self.begin(layout(specs)[1])
+            self._places = Places.of(self.buffer, specs)
+            self._specs = specs
+        return self._places
 
     def complete(self, v: int, manifest: bytes, digest: bytes) -> None:
         self.manifest, self.digest = manifest, digest
@@ -97,7 +130,7 @@ def layout(specs: Iterable[TensorSpec]) -> tuple[list[int], int]:
 
 
 def views(buffer: torch.Tensor, specs: list[TensorSpec]) -> list[torch.Tensor]:
-    """The bytes of each tensor in the buffer."""
+    """The bytes of each tensor in the buffer. Raises ValueError when they do not lie in it."""
     offsets, size = layout(specs)
     if size != buffer.numel():
         raise ValueError(f"the manifest describes {size} bytes, the buffer has {buffer.numel()}")

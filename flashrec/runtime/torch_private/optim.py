@@ -19,10 +19,10 @@ def forget_scaler_stage(scaler: Any) -> None:
         scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
-def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy many small tensors with few calls."""
+def foreach_copy(into: list[torch.Tensor], values: list[torch.Tensor], *, non_blocking: bool = False) -> None:
+    """Copy many small tensors with few calls. non_blocking: as in `Tensor.copy_`."""
     if into:
-        torch._foreach_copy_(into, values)
+        torch._foreach_copy_(into, values, non_blocking)
 
 
 def is_in_backward() -> bool:

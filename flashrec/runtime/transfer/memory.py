@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from flashrec.runtime import codec
-from flashrec.runtime.state import TensorSpec
+from flashrec.runtime.specs import TensorSpec
 from flashrec.runtime.transfer.pieces import BLOCKS_PER_PIECE, PIECE_BYTES, Block, Piece
 
 _ALIGNMENT = 16  # of a block in a stage: no element is larger

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from flashrec.runtime import codec
-from flashrec.runtime.state import TensorSpec
+from flashrec.runtime.specs import TensorSpec
 
 PIECE_BYTES = 4 << 20
 BLOCKS_PER_PIECE = 512  # buffers of one system call; Linux allows 1024
