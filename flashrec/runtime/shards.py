@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import torch
 
+from flashrec.runtime.torch_private.tensors import local_of
+
 
 class Sharding(msgspec.Struct, frozen=True):
     """How a DTensor is spread. dims: (name, ranks, placement, index of our part) per mesh dimension; the index is -1
@@ -49,12 +51,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def locals_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`local` of each, at less than half the price."""
+    """`local` of each, several times as fast."""
     kind = dtensor_class()
     if kind is None:
         return [tensor.detach() for tensor in tensors]
-    with torch.no_grad():
-        return [tensor.to_local() if isinstance(tensor, kind) else tensor.detach() for tensor in tensors]
+    return [(local_of(tensor) if isinstance(tensor, kind) else tensor).detach() for tensor in tensors]
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
