@@ -7,6 +7,7 @@ dtype, shape, bytes], … Nothing is unpickled, no class is looked up by name: w
 from __future__ import annotations
 
 import enum
+import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
@@ -45,10 +46,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.cache
 def dtype_of(name: str) -> torch.dtype:
     """Raises ValueError for a name that is no dtype."""
     found = getattr(torch, name, None)

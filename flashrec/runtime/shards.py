@@ -15,7 +15,7 @@ import torch
 from flashrec.runtime.torch_private.tensors import local_of
 
 
-class Sharding(msgspec.Struct, frozen=True):
+class Sharding(msgspec.Struct, frozen=True, gc=False):
     """How a DTensor is spread. dims: (name, ranks, placement, index of our part) per mesh dimension; the index is -1
     where all ranks hold the same, so that replicas, and only they, have equal shardings."""
 

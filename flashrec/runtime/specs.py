@@ -7,7 +7,6 @@ for the tensors at hand, whoever has replaced or moved them, or it is made anew.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from flashrec.runtime import codec, shards
 from flashrec.runtime.snapshot import MAX_SNAPSHOT_BYTES
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     """One tensor as it travels. device: type only; each side uses its own index. sharding: of a DTensor, then `shape`
     is that of the local part."""
 
@@ -32,6 +31,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
         return _spec(name, tensor, shards.local(tensor))
+
+    def describes(self, tensor: torch.Tensor) -> bool:
+        """True if it is what would be said of `tensor`."""
+        if self.sharding is not None or shards.is_dtensor(tensor):
+            return TensorSpec.of(self.name, tensor) == self
+        looks = tuple(tensor.shape), tensor.dtype, tensor.device.type
+        return looks == (self.shape, codec.dtype_of(self.dtype), self.device)
 
     @property
     def is_replicated(self) -> bool:
@@ -85,7 +91,6 @@ def _looks(tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> tu
 
 
 def _spec(name: str, tensor: torch.Tensor, part: torch.Tensor) -> TensorSpec:
-    return TensorSpec(name, tuple(part.shape), _name_of(part.dtype), part.device.type, shards.sharding_of(tensor))
-
-
-_name_of = functools.cache(codec.dtype_name)
+    return TensorSpec(
+        name, tuple(part.shape), codec.dtype_name(part.dtype), part.device.type, shards.sharding_of(tensor)
+    )

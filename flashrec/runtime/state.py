@@ -277,7 +277,7 @@ def _allocate(name: str, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) 
             tensor, have = spec.tensors.get(i, {}).get(key), old.get(param, {}).get(key)
             if tensor is None:
                 entries[key] = values[i][key]
-            elif isinstance(have, torch.Tensor) and TensorSpec.of(tensor.name, have) == tensor:
+            elif isinstance(have, torch.Tensor) and tensor.describes(have):
                 entries[key] = have
             else:
                 entries[key] = _empty(tensor, param)

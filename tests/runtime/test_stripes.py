@@ -208,6 +208,8 @@ def test_pieces_are_bounded_and_cover_every_byte_once(wanted: list[tuple[tuple[i
     at = dict.fromkeys(range(len(specs)), 0)
     for piece in pieces:
         assert 0 < piece.num_bytes <= 256
+        assert piece.num_bytes == sum(block.num_bytes for block in piece.blocks)
+        assert not piece.packed_dtype or {specs[block.tensor].dtype for block in piece.blocks} == {piece.packed_dtype}
         for block in piece.blocks:
             assert block.offset == at[block.tensor]
             at[block.tensor] += block.num_bytes
