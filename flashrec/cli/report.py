@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flashrec.report.html import render_html
 from flashrec.report.records import read_faults, read_journal
-from flashrec.report.text import LABELS, MEANINGS, bar, details, headline, seconds, total_s
+from flashrec.report.text import LABELS, MEANINGS, bar, details, headline, mirrors, seconds, total_s
 from flashrec.report.timeline import Recovery, Timeline, build_timeline
 
 BAR_WIDTH = 36
@@ -70,6 +70,8 @@ def print_timeline(console: Console, timeline: Timeline) -> None:
         console.print("No recovery: nothing failed.")
     for straggler in timeline.stragglers:
         console.print(f"[yellow]Straggler[/] {escape(straggler)}")
+    if text := mirrors(timeline.mirrors):
+        console.print(f"Mirrors {escape(text)}")
     code = "" if timeline.exit_code is None else f" (exit code {timeline.exit_code})"
     console.print(f"\nEnd: {escape(timeline.outcome)}{code}")
     if timeline.is_torn:

@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flashrec.core import events as e
 from flashrec.core.detection import Detector
 from flashrec.core.machine import Machine
@@ -23,7 +25,7 @@ from flashrec.core.membership import Slot
 from flashrec.manager.agents import AgentKeeper
 from flashrec.manager.commits import CommitDesk
 from flashrec.manager.companions import Companions
-from flashrec.manager.control import ControlPlane
+from flashrec.manager.control import ControlPlane, Link
 from flashrec.manager.departures import Departures
 from flashrec.manager.fabric import Fabric, FabricError
 from flashrec.manager.hangs import HangWatch
@@ -93,6 +95,7 @@ class Manager:
         )
         self.control.on(m.NodeHealth, self.health.hear)
         self.control.on(m.PeersBlamed, self.verdicts.peers_blamed)
+        self.control.on(m.MirrorsMeasured, self._mirrors_measured)
         beat_s = self._config.detection.heartbeat_interval_s
         every = tags_every(shape.num_active * shape.ranks_per_node, beat_s)
         self.hangs = HangWatch(self, self._config.hangs, every, beat_s)
@@ -279,6 +282,9 @@ class Manager:
     def agent_failed(self, node: str, said: str) -> None:
         if self._companions is not None:
             self._companions.agent_failed(node, said)
+
+    def _mirrors_measured(self, link: Link, said: m.MirrorsMeasured) -> None:
+        self.journal.note("mirrors", node=link.node, **msgspec.structs.asdict(said))
 
     def say(self, text: str) -> None:
         say(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from flashrec.report.text import LABELS, MEANINGS, details, headline, seconds, total_s
+from flashrec.report.text import LABELS, MEANINGS, details, headline, mirrors, seconds, total_s
 from flashrec.report.timeline import Recovery, Timeline
 
 COLOURS = {
@@ -45,6 +45,7 @@ def _job(timeline: Timeline) -> str:
         ("phase", timeline.phase or "unknown"),
         ("end", timeline.outcome),
         ("recoveries", str(len(timeline.recoveries))),
+        *([("mirrors", text)] if (text := mirrors(timeline.mirrors)) else []),
     ]
     bad = ""
     if timeline.unreadable_lines:

@@ -36,6 +36,11 @@ class Line(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}
     exit_code: int | None = None
     request: int | None = None
     companion: int | None = None
+    rank: int | None = None
+    own_bytes: int = 0
+    held_bytes: int = 0
+    wait_ms: float = 0.0
+    steps: int = 0
     event: dict[str, Any] = {}
     effect: dict[str, Any] = {}
 

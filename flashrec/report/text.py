@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flashrec.report.timeline import FromPool, Recovery, Span
+from collections.abc import Sequence
+
+from flashrec.report.timeline import FromPool, Mirrored, Recovery, Span
 
 UNKNOWN = "unknown"
 LABELS = {
@@ -91,3 +93,16 @@ def details(recovery: Recovery) -> list[tuple[str, str]]:
     rows.append(("steps redone", count(recovery.steps_redone)))
     rows.append(("state moved", size(recovery.moved_bytes)))
     return rows
+
+
+def mirrors(found: Sequence[Mirrored]) -> str:
+    """One line: what mirrors cost the job; the worst rank stands for all. '' without mirrors."""
+    if not found:
+        return ""
+    worst = max(found, key=lambda each: each.own_bytes + each.held_bytes)
+    slow = max(found, key=lambda each: each.wait_ms or 0.0)
+    waited = UNKNOWN if slow.wait_ms is None else f"{slow.wait_ms:.2f} ms per step (rank {slow.rank})"
+    return (
+        f"on {len(found)} ranks, up to {size(worst.own_bytes + worst.held_bytes)} of host memory (rank {worst.rank}: "
+        f"{size(worst.own_bytes)} of its own, {size(worst.held_bytes)} held for others), waited for: {waited}"
+    )

@@ -90,9 +90,19 @@ class Recovery(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
 
 
+class Mirrored(msgspec.Struct, frozen=True):
+    """What mirrors cost one rank: host memory for copies of its own state, and for what it holds of others; wait_ms: of
+    each step; None: not measured yet."""
+
+    rank: int
+    own_bytes: int
+    held_bytes: int
+    wait_ms: float | None
+
+
 class Timeline(msgspec.Struct, frozen=True):
     """A whole job. start_s: from the journal's first line to the first RUNNING. stragglers: 'rank 3: why', as often as
-    a rank became one."""
+    a rank became one. mirrors: of each rank that has said, its last word."""
 
     job_id: int | str | None
     started: str | None
@@ -104,6 +114,7 @@ class Timeline(msgspec.Struct, frozen=True):
     is_torn: bool
     unreadable_lines: tuple[int, ...]
     stragglers: tuple[str, ...] = ()
+    mirrors: tuple[Mirrored, ...] = ()
 
 
 def build_timeline(journal: Journal, faults: tuple[FaultLine, ...] = ()) -> Timeline:
@@ -126,7 +137,18 @@ def build_timeline(journal: Journal, faults: tuple[FaultLine, ...] = ()) -> Time
         stragglers=tuple(
             f"{line.subject}: {line.reason}" for line in lines if line.kind == "verdict" and line.state == "slow"
         ),
+        mirrors=_mirrors(lines),
     )
+
+
+def _mirrors(lines: tuple[Line, ...]) -> tuple[Mirrored, ...]:
+    found: dict[int, Mirrored] = {}
+    for line in lines:
+        if line.kind == "note" and line.what == "mirrors" and line.rank is not None:
+            before = found.get(line.rank)
+            wait_ms = line.wait_ms if line.steps else before.wait_ms if before else None
+            found[line.rank] = Mirrored(line.rank, line.own_bytes, line.held_bytes, wait_ms)
+    return tuple(found[rank] for rank in sorted(found))
 
 
 def _recoveries(lines: tuple[Line, ...], faults: tuple[FaultLine, ...]) -> Iterator[Recovery]:

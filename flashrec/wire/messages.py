@@ -139,6 +139,19 @@ class PeersBlamed(Message, frozen=True):
     addresses: tuple[str, ...]
 
 
+class MirrorsMeasured(Message, frozen=True):
+    """What mirrors cost a rank, for the journal: host memory for copies of its own state and for what it holds of
+    others; wait_ms: per step, over `steps` of them, 0 where none has been timed yet."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    own_bytes: int
+    held_bytes: int
+    wait_ms: float
+    steps: int
+
+
 class KeyPosted(Message, frozen=True):
     """Rendezvous: `members` (ranks) shall see key = value in `group` of `generation`."""
 
@@ -418,7 +431,7 @@ class Stop(Message, frozen=True):
 ToAgentFromWorker = Union[
     TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
     WorkerFinished, WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
-    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
+    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited, MirrorsMeasured,
 ]  # fmt: skip
 ToWorker = Union[
     TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
@@ -427,7 +440,7 @@ ToWorker = Union[
 ToManager = Union[
     AgentHello, AgentHeartbeat, WorkerStarted, WorkerJoined, WorkerExited, WorkerReported, WorkerFormed, WorkerRestored,
     WorkerCommitted, WorkerFinished, WorkerRaised, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
-    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited,
+    CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited, MirrorsMeasured,
     NodeHealth,
     FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken, Relayed,
 ]  # fmt: skip

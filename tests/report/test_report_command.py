@@ -184,3 +184,16 @@ def test_missing_or_bad_status_is_explained(job_dir):
     assert "no status.json" in run(status, job_dir).output
     (job_dir / "status.json").write_text("{")
     assert "cannot read" in run(status, job_dir).output
+
+
+def test_what_mirrors_cost_is_shown_everywhere(job_dir, tmp_path):
+    assert "Mirrors" not in run(report, job_dir).output
+    writer = Writer().start()
+    cost = {"own_bytes": 4000, "held_bytes": 2000, "wait_ms": 0.25, "steps": 20}
+    writer.line(10.0, "note", what="mirrors", rank=3, generation=1, **cost)
+    (job_dir / "journal.jsonl").write_bytes(writer.content)
+    line = "on 1 ranks, up to 6.0 kB of host memory (rank 3: 4.0 kB of its own, 2.0 kB held for others)"
+    assert f"Mirrors {line}" in run(report, job_dir).output
+    assert json.loads(run(report, job_dir, "--json").output)["mirrors"][0]["wait_ms"] == 0.25
+    assert run(report, job_dir, "--html", tmp_path / "page.html").exit_code == 0
+    assert line in (tmp_path / "page.html").read_text()

@@ -3,8 +3,8 @@
 import pytest
 
 from flashrec.report.records import read_faults, read_journal
-from flashrec.report.text import details
-from flashrec.report.timeline import Recovery, Timeline, build_timeline
+from flashrec.report.text import details, mirrors
+from flashrec.report.timeline import Mirrored, Recovery, Timeline, build_timeline
 
 from .journals import Writer, fault, wall
 
@@ -305,3 +305,20 @@ def test_stragglers_are_listed_when_they_became_so():
     for mono, state in ((10.0, "slow"), (20.0, "up to pace"), (30.0, "hung")):
         writer.line(mono, "verdict", subject="rank 3", state=state, reason=f"because {state}", generation=1)
     assert timeline_of(writer.content).stragglers == ("rank 3: because slow",)
+
+
+def test_what_mirrors_cost_is_the_last_word_of_each_rank_and_the_worst_one_stands_for_all():
+    writer = Writer().start()
+    assert timeline_of(writer.content).mirrors == () and mirrors(()) == ""
+    for rank, own, held, wait_ms, steps in ((1, 100, 50, 0.0, 0), (0, 4000, 2000, 0.0, 0), (1, 100, 50, 0.5, 20)):
+        cost = {"own_bytes": own, "held_bytes": held, "wait_ms": wait_ms, "steps": steps}
+        writer.line(10.0, "note", what="mirrors", rank=rank, generation=1, **cost)
+    found = timeline_of(writer.content).mirrors
+    assert found == (Mirrored(0, 4000, 2000, None), Mirrored(1, 100, 50, 0.5))
+    assert mirrors(found) == (
+        "on 2 ranks, up to 6.0 kB of host memory (rank 0: 4.0 kB of its own, 2.0 kB held for others), waited for: "
+        "0.50 ms per step (rank 1)"
+    )
+    writer.line(11.0, "note", what="mirrors", rank=1, generation=1, own_bytes=200, held_bytes=50, wait_ms=0.0, steps=0)
+    assert timeline_of(writer.content).mirrors[1] == Mirrored(1, 200, 50, 0.5), "more memory, the time as before"
+    assert mirrors(found[:1]).endswith("waited for: unknown")

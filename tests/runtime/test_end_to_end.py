@@ -39,3 +39,38 @@ def test_the_example_survives_with_the_same_bits(tmp_path: Path) -> None:
     found = run(tmp_path / "hit", ["-m", "flashrec.testing.inject", str(faults.write_plan(plan)), "--", str(SCRIPT)])
     faults.assert_all_fired(plan)
     assert found == wanted
+
+
+MIRRORED = """
+import torch, torch.distributed as dist, flashrec
+flashrec.init()
+dist.init_process_group("gloo")
+model = torch.nn.Linear(100, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+session = flashrec.Session(model, optimizer, mirrors="all")
+for step in session.steps(23):
+    with step:
+        loss = model(torch.randn(4, 100)).sum()
+        loss.backward()
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_the_report_says_what_mirrors_have_cost(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MIRRORED)
+    flashrec = [sys.executable, "-m", "flashrec.cli.main"]
+    job = ["run", "--local", "--nodes", "2", "--ntasks-per-node", "1", "--spares", "0", "--job-dir", "job"]
+    whole = [*flashrec, *job, "--", sys.executable, "train.py"]
+    done = subprocess.run(whole, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    report = [*flashrec, "report", "job", "--json"]
+    said = subprocess.run(report, check=True, cwd=tmp_path, capture_output=True, timeout=60)
+    found = json.loads(said.stdout)["mirrors"]
+    copy = 4 * (1000 + 10) * 2  # parameters and momentum; slots are padded
+    assert [each["rank"] for each in found] == [0, 1]
+    for each in found:
+        assert 2 * copy <= each["own_bytes"] == each["held_bytes"] < 2 * copy + 1024
+        assert each["wait_ms"] >= 0.0

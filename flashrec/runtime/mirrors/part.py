@@ -28,6 +28,7 @@ from flashrec.runtime.state import State
 from flashrec.runtime.store import TableStore
 from flashrec.runtime.timeline import Watch, logger
 from flashrec.runtime.worker import Worker
+from flashrec.wire import messages as m
 
 _LOOK_INTERVAL_S = 0.2
 _NUM_TIMED = 20  # steps over which the waiting is averaged; the first one, which allocates, is not among them
@@ -168,12 +169,22 @@ class Mirrors:
                 "mirrors: %d bytes of host memory on rank %d: %d for two copies of its own state, %d for what it holds",
                 self._num_bytes, self._worker.rank, self._own.num_bytes, held,
             )  # fmt: skip
+            self._tell(0.0, 0)
         self._num_waits += 1
         self._waited_ms += waited_ms if self._num_waits else 0.0
         if self._num_waits == _NUM_TIMED:
             each = self._waited_ms / _NUM_TIMED
             logger.info("mirrors: %.2f ms per step waited for, over %d steps", each, _NUM_TIMED)
             self._worker.timeline.mark("mirrors", bytes=self._num_bytes, wait_ms=each, steps=_NUM_TIMED)
+            self._tell(each, _NUM_TIMED)
+
+    def _tell(self, wait_ms: float, steps: int) -> None:
+        """For the report."""
+        worker, own = self._worker, self._own.num_bytes
+        generation, held = worker.progress.generation, self._num_bytes - own
+        worker.control.send(
+            m.MirrorsMeasured(worker.rank, worker.env.incarnation, generation, own, held, wait_ms, steps)
+        )
 
     # ---- where
 
