@@ -106,6 +106,7 @@ TABLE = {
         Layout("hsdp_tp", 8, "sharded", "hsdp_tp", groups=((0, 4), (1, 5), (2, 6), (3, 7)), cells=()),
         Layout("zero1_mirrored", 3, "zero1", "over_all_mirrored", worlds=(2, 3, 4), is_mirrored=True, cells=()),
         Layout("fsdp2_mirrored", 2, "sharded", "fsdp2_mirrored", worlds=(2, 4), is_mirrored=True, cells=()),
+        Layout("pp_mirrored", 2, "pipelines", "pp_mirrored", is_mirrored=True, cells=()),
         Layout("fsdp2", 2, "sharded", "fsdp2", reason="FSDP alone: each shard exists once", worlds=(2, 4), cells=()),
     )
 }  # fmt: skip

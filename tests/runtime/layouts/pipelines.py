@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,11 @@ def pp_dp_interleaved() -> Setup:
 
 def pp() -> Setup:
     return _build("1f1b")
+
+
+def pp_mirrored() -> Setup:
+    setup = pp()
+    return dataclasses.replace(setup, session={**setup.session, "mirrors": True})
 
 
 def pp_hsdp() -> Setup:

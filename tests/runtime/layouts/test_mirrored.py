@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from flashrec.core import events
 from tests.runtime.layouts import program
 from tests.runtime.layouts.layout import TABLE
 from tests.runtime.layouts.test_layouts import Results, assert_same, undisturbed
-from tests.runtime.support import Cluster
+from tests.runtime.support import TIMEOUT_S, Cluster
 
 __all__ = ["undisturbed"]
 pytestmark = pytest.mark.torch
@@ -24,6 +27,9 @@ pytestmark = pytest.mark.torch
         ("fsdp2", 1, 3, "shipping", 2, (0,)),  # half of the state of step 3 has left: step 2 once more, for everybody
         ("zero1", 2, 3, "amid-optimizer", 3, ()),
         ("zero1", 0, 3, "shipping", 2, (1, 2)),
+        ("pp", 0, 0, "micro-2", 0, ()),
+        ("pp", 1, 3, "micro-3", 3, ()),
+        ("pp", 1, 3, "shipping", 2, (0,)),
     ],
 )
 def test_a_killed_rank_is_restored_from_its_mirror(
@@ -64,6 +70,35 @@ def test_a_holder_that_dies_while_it_receives_costs_nothing_but_its_own_restore(
     assert_same(cluster.results(), undisturbed("fsdp2"))
     assert [plan.sources for plan in cluster.plans] == [{0: 1}, {1: 0}]
     assert [plan.mirrored for plan in cluster.plans] == [(0,), (1,)]
+
+
+def await_stop(cluster: Cluster, rank: int) -> None:
+    """Until SIGSTOP has stopped it."""
+    stat = Path(f"/proc/{cluster.processes[rank].pid}/stat")
+    deadline = time.monotonic() + TIMEOUT_S
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline, cluster.logs()
+        time.sleep(0.02)
+
+
+def test_a_planned_swap_redoes_nothing_and_the_successor_is_mirrored(
+    make_cluster: Callable[..., Cluster], undisturbed: Callable[[str], Results]
+) -> None:
+    """The worker that is given up sends its own state; when its successor is lost, that comes from the mirror."""
+    cluster = make_cluster(2)
+    later = {"layout": "fsdp2_mirrored", "faults": [(1, 2, 4, "backward")]}
+    cluster.start_all(program.train, layout="fsdp2_mirrored", faults=[(0, 1, 2, "stop-forward")])
+    await_stop(cluster, 0)
+    cluster.start_successor(1, program.train, **later)
+    cluster.pause()
+    os.kill(cluster.processes[0].pid, signal.SIGCONT)
+    assert cluster.await_exit(1) == -signal.SIGKILL, cluster.logs()
+    cluster.replace(1, program=program.train, **later)
+    cluster.await_end()
+    swap, loss = cluster.plans
+    assert (swap.resume_step, swap.successors, swap.sources, swap.mirrored) == (3, {1: 2}, {1: 1}, ())
+    assert (loss.resume_step, loss.sources, loss.mirrored) == (4, {1: 0}, (1,))
+    assert_same(cluster.results(), undisturbed("fsdp2"))
 
 
 def test_a_rank_that_is_lost_with_its_holder_is_refused(make_cluster: Callable[..., Cluster]) -> None:
