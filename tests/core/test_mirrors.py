@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashrec.core.commit import Impossible, decide
-from flashrec.core.mirrors import holders
+from flashrec.core.mirrors import assign_holders, holders
 from flashrec.core.types import Plan, Report
 
 # ---- placement
@@ -117,6 +117,13 @@ def test_what_is_not_there_is_not_guessed(reports: list[Report]) -> None:
     verdict = decide(2, {0: reports[0], 1: LOST, 2: reports[1]})
     assert isinstance(verdict, Impossible) and 1 in verdict.ranks
     assert "no mirror of that step" in verdict.reason
+
+
+def test_targets_that_several_hold_are_spread_over_them() -> None:
+    """As after a recovery that has moved a holder: the former one still has the mirror, too."""
+    holding = Report(5, 4, 4, True, (0,), (4, 5), {1: (5,), 2: (5,), 3: (5,)})
+    found, without = assign_holders([1, 2, 3, 4], 5, [0, 6, 7], {0: holding, 6: holding, 7: holding})
+    assert found == {1: 0, 2: 6, 3: 7} and without == (4,)
 
 
 def test_a_replica_comes_before_a_mirror() -> None:

@@ -14,16 +14,18 @@ import torch
 from torch import nn
 
 from flashrec.runtime.errors import Superseded, is_communication, peers_named_by
+from flashrec.runtime.mirrors import holder as holding
 from flashrec.runtime.mirrors import shipping
 from flashrec.runtime.mirrors.copying import Copying
-from flashrec.runtime.mirrors.holder import MirrorHolder
-from flashrec.runtime.mirrors.messages import Ship
+from flashrec.runtime.mirrors.holder import MAX_BYTES, MirrorHolder
+from flashrec.runtime.mirrors.messages import Acknowledged, Ship
 from flashrec.runtime.mirrors.shipping import Job, Shipper
-from flashrec.runtime.mirrors.slots import Pair, digest_of
+from flashrec.runtime.mirrors.slots import Pair, Slot, digest_of, views
+from flashrec.runtime.specs import TensorSpec
 from flashrec.runtime.state import State
 from flashrec.runtime.transfer import load
 from flashrec.runtime.transfer.protocol import send_message
-from flashrec.transport.handshake import connect_authenticated
+from flashrec.transport.handshake import HandshakeRefused, connect_authenticated
 
 pytestmark = pytest.mark.torch
 SECRET = b"s" * 32
@@ -232,3 +234,101 @@ def test_every_change_of_a_word_shows_in_the_digest() -> None:
         changed = buffer.clone()
         changed[at] += 1
         assert digest_of(b"m", changed) != wanted
+
+
+def test_sums_of_blocks_are_no_bytes_of_the_rest() -> None:
+    zeros = torch.zeros(8192, dtype=torch.uint8)
+    assert digest_of(b"", zeros) != digest_of(b"", zeros[:8])
+
+
+def test_a_slot_that_is_written_again_counts_for_nothing(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment on in which a fence could ask: before the first byte of it is overwritten."""
+    source, seen = Trained(), []
+    for v in (0, 1):
+        assert link.end(link.ship(source.copy(v))) is None
+    begin = Slot.begin
+
+    def look(slot: Slot, size: int) -> None:
+        seen.append(link.holder.versions())
+        begin(slot, size)
+
+    copying = source.copy(2)
+    monkeypatch.setattr(Slot, "begin", look)
+    assert link.end(link.ship(copying)) is None
+    assert seen == [{5: (1,)}]
+    slot = link.holder.of(5, 2)
+    begin(slot, slot.buffer.numel())
+    assert not slot.is_sound(), "its bytes are those of before, but may be others any moment"
+    with pytest.raises(KeyError):
+        link.holder.of(5, -1)
+
+
+def test_a_fence_ends_what_is_on_its_way_to_the_holder(link: Link) -> None:
+    with socket.create_connection((link.holder.address.host, link.holder.address.port), timeout=TIMEOUT_S) as cut:
+        connect_authenticated(cut, SECRET)
+        send_message(cut, Ship(5, 1, 0, 1 << 20, b""))
+        deadline = time.monotonic() + TIMEOUT_S
+        while 5 not in link.holder._connections:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+        link.holder.freeze()
+        assert cut.recv(1) == b""
+
+
+def test_a_state_that_no_memory_holds_is_refused_before_any_is_taken(link: Link) -> None:
+    with socket.create_connection((link.holder.address.host, link.holder.address.port), timeout=TIMEOUT_S) as liar:
+        connect_authenticated(liar, SECRET)
+        send_message(liar, Ship(5, 1, 0, MAX_BYTES + 1, b""))
+        assert liar.recv(1) == b""
+    assert link.holder._held == {}
+
+
+def test_a_stranger_is_refused_with_a_line(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    address = (link.holder.address.host, link.holder.address.port)
+    with (
+        socket.create_connection(address, timeout=TIMEOUT_S) as stranger,
+        pytest.raises((HandshakeRefused, OSError)),
+    ):
+        connect_authenticated(stranger, b"x" * 32)
+    assert link.end(link.ship(Trained().copy(0))) is None
+    deadline = time.monotonic() + TIMEOUT_S
+    while "mirrors: refused a connection from 127.0.0.1" not in caplog.text:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def test_mirrors_of_ranks_that_another_one_holds_now_are_given_back(link: Link) -> None:
+    assert link.end(link.ship(Trained().copy(0))) is None
+    link.holder.drop_others({5, 6})
+    assert link.holder.versions() == {5: (0,)}
+    link.holder.drop_others({6})
+    assert link.holder.versions() == {} and link.holder.num_bytes == 0
+
+
+def test_in_another_generation_the_holder_is_asked_for_anew(link: Link) -> None:
+    """It may be another one, though the connection to the former still stands."""
+    source, other = Trained(), MirrorHolder("127.0.0.1", SECRET)
+    assert link.end(link.ship(source.copy(0))) is None
+    link.holder.accept(2), other.accept(2)
+    link.holder, link.generation = other, 2
+    assert link.end(link.ship(source.copy(1))) is None
+    assert other.versions() == {5: (1,)}
+
+
+def test_nothing_is_sent_when_a_fence_has_come_meanwhile(link: Link) -> None:
+    source = Trained()
+    assert link.end(link.ship(source.copy(0))) is None
+    copying, link.generation = source.copy(1), 2
+    assert isinstance(link.end(link.ship(copying, generation=1)), Superseded)
+    assert link.num_sent == 1 and link.holder.versions() == {5: (0,)}
+
+
+def test_an_answer_for_another_step_is_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "Acknowledged", lambda v, error, may_retry: Acknowledged(v - 1, error, may_retry))
+    assert "an answer for step 3, not 4" in str(link.end(link.ship(Trained().copy(4))))
+
+
+def test_a_manifest_of_other_bytes_is_refused() -> None:
+    specs = [TensorSpec("parameter a", (10,), "float32", "cpu")]
+    with pytest.raises(ValueError, match="describes 64 bytes, the buffer has 128"):
+        views(torch.zeros(128, dtype=torch.uint8), specs)

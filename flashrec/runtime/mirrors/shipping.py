@@ -95,8 +95,6 @@ class Shipper:
             try:
                 self._ship(job, ship, bytes_of_it, digest)
                 return
-            except Superseded:
-                raise
             except (OSError, ProtocolError) as err:
                 self._drop()
                 if self._is_superseded(job.generation):

@@ -109,7 +109,7 @@ class Pair:
     def of(self, v: int) -> Slot:
         """Raises KeyError when there is none."""
         for slot in self._slots:
-            if v not in (NONE,) and slot.v == v:
+            if v != NONE and slot.v == v:
                 return slot
         raise KeyError(f"there is no complete copy of step {v}, but of {self.versions()}")
 
