@@ -121,7 +121,7 @@ class State:
     def in_this_world(self, manifest: Manifest) -> Manifest:
         """The manifest of a rank of another world as one of this rank's world: sizes of mesh dimensions in which all
         ranks hold the same are those of the meshes here."""
-        sizes = shards.mesh_sizes(tensor for _, tensor in self._model_tensors())
+        sizes = shards.mesh_sizes(self._model_tensors()[1])
 
         def moved(spec: TensorSpec) -> TensorSpec:
             if spec.sharding is None:
