@@ -332,3 +332,12 @@ def test_a_manifest_of_other_bytes_is_refused() -> None:
     specs = [TensorSpec("parameter a", (10,), "float32", "cpu")]
     with pytest.raises(ValueError, match="describes 64 bytes, the buffer has 128"):
         views(torch.zeros(128, dtype=torch.uint8), specs)
+
+
+def test_what_is_frozen_is_not_overwritten_by_what_comes_later(link: Link) -> None:
+    source = Trained()
+    for v in (0, 1):
+        assert link.end(link.ship(source.copy(v))) is None
+    link.holder.freeze()
+    assert isinstance(link.end(link.ship(source.copy(2))), ConnectionError)
+    assert link.holder.versions() == {5: (0, 1)} and link.holder.of(5, 0).is_sound()
