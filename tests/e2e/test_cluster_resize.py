@@ -16,7 +16,8 @@ from tests.support.cluster import dev_cluster
 
 pytestmark = [pytest.mark.devcluster, pytest.mark.torch, pytest.mark.timeout(900)]
 STEPS, LOST_IN = 160, 5
-SETTINGS = ("recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1")
+PATIENT = ("detection.worker_silent_s=300",)  # interpreters of a busy machine say nothing while they end
+SETTINGS = ("recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1", *PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_a_job_goes_on_without_a_node_until_it_is_back(cluster: DevCluster, node
     for nodes, first, last in ((2, LOST_IN, again), (3, again, STEPS)):
         kept = job.folder / f"kept-{nodes}"
         shutil.copytree(job.folder / f"kept/step-{first:08d}", kept / f"step-{first:08d}")
-        alone = start(last, nodes, str(kept))
+        alone = start(last, nodes, str(kept), settings=PATIENT)
         alone.finish(None)
         wanted = numbers(said(alone.out)[0], first, last)
         assert wanted and wanted == numbers(lines, first, last), f"the world of {nodes}"

@@ -22,7 +22,9 @@ from tests.e2e.support import LocalJob, assert_no_process, report_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 STEPS, LOST_IN, KILLED_IN = 70, 7, 9
+PATIENT = ("detection.worker_silent_s=300",)  # interpreters of a busy machine say nothing while they end
 SETTINGS = (
+    *PATIENT,
     "recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1",
     "recovery.agent_retry_s=45",
 )  # fmt: skip
@@ -72,7 +74,7 @@ def test_a_world_shrinks_and_grows_again(local_job, tmp_path: Path, layout: str)
     for name, nodes, first, last in (("small", 1, LOST_IN, again), ("large", 2, again, STEPS)):
         kept = f"kept/step-{first:08d}"
         shutil.copytree(tmp_path / "resized" / kept, tmp_path / name / kept)
-        alone = start(local_job, tmp_path / name, layout, nodes, last)
+        alone = start(local_job, tmp_path / name, layout, nodes, last, settings=PATIENT)
         assert alone.wait(200) == 0, alone.output()[-4000:]
         wanted = numbers(said(tmp_path / name / "out")[0], first, last)
         assert wanted and wanted == numbers(lines, first, last), f"the {name} world"
