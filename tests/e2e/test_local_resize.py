@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ PATIENT = ("detection.worker_silent_s=300",)  # interpreters of a busy machine s
 SETTINGS = (
     *PATIENT,
     "recovery.shrink=replica_groups", "recovery.spare_wait_s=0.5", "recovery.resize_interval_s=1",
-    "recovery.agent_retry_s=45",
+    "recovery.agent_retry_s=3600",
 )  # fmt: skip
 
 
@@ -43,6 +44,23 @@ def start(
     return local_job(command=command, nodes=nodes, per_node=2, spares=0, **more)
 
 
+def bring_back(job: LocalJob, node: str) -> subprocess.Popen[bytes]:
+    """Start an agent of `node`, as that of local0 was started."""
+    pid = job.agent_pid("local0")
+    argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    environ = dict(item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if item)
+    with (job.folder / "agent").open("wb") as log:
+        return subprocess.Popen(argv, env=environ | {"FLASHREC_NODE": node}, stdout=log, stderr=log)
+
+
+def await_step(out: Path, step: int) -> None:
+    """Until rank 0 has done `step`."""
+    deadline = time.monotonic() + 200
+    while f'"step": {step},' not in (out / "rank-0").read_text():
+        assert time.monotonic() < deadline, f"step {step} is not done"
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("layout", ["ddp", "hsdp"])
 def test_a_world_shrinks_and_grows_again(local_job, tmp_path: Path, layout: str) -> None:
     """With DDP a rank of the small world is replaced as well, which has to learn where in the data it is."""
@@ -53,7 +71,13 @@ def test_a_world_shrinks_and_grows_again(local_job, tmp_path: Path, layout: str)
     job.faults.await_armed("wait", 200)
     os.kill(job.agent_pid("local1"), signal.SIGKILL)
     job.faults.mark_fired("wait", time.monotonic())
-    assert job.wait(300) == 0, job.output()[-4000:]
+    await_step(tmp_path / "resized/out", KILLED_IN + 2)
+    agent = bring_back(job, "local1")
+    try:
+        assert job.wait(300) == 0, job.output()[-4000:]
+        assert agent.wait(60) == 0, "told to stop"
+    finally:
+        agent.kill()
     job.faults.assert_all_fired(job.plan)
     assert_no_process(str(job.folder))
     recoveries = report_of(job.job_dir)["recoveries"]
