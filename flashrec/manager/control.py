@@ -77,9 +77,9 @@ class ControlPlane:
     def broadcast(self, message: m.Message) -> None:
         self.send_all(self.links, message)
 
-    def send_all(self, nodes: Iterable[str], message: m.Message) -> None:
-        """The same to many: it is encoded once."""
-        data = framed(message)
+    def send_all(self, nodes: Iterable[str], *messages: m.Message) -> None:
+        """The same to many: encoded once, and sent together."""
+        data = b"".join(map(framed, messages))
         for node in nodes:
             link = self.links.get(node)
             if link is not None:
@@ -232,4 +232,4 @@ class ControlPlane:
 
     def _flush_keys(self) -> None:
         for nodes, keys in self._rendezvous.flush():
-            self.send_all(nodes, keys)
+            self.send_all(nodes, *keys)

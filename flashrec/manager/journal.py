@@ -25,6 +25,7 @@ from flashrec.core.events import AnyEvent
 
 MAX_KEPT_LINES = 400_000
 MAX_LINES_AT_ONCE = 1000
+GATHER_S = 0.005  # where there is a line there are more
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -91,7 +92,8 @@ class Journal:
         with self._changed:
             if not self._closing:
                 self._kept.append(line)
-                self._changed.notify()
+                if len(self._kept) == 1:  # else the thread knows that there are some
+                    self._changed.notify()
 
     def _write_all(self) -> None:
         """The writing thread. It takes many lines at once, since the loop has to wait whenever it wakes up. A line that
@@ -103,6 +105,8 @@ class Journal:
                     if self._closing:
                         break
                     self._changed.wait()
+                    if not self._closing:
+                        self._changed.wait_for(lambda: self._closing, GATHER_S)
                     continue
                 if not rest:
                     rest = b"".join(self._kept.popleft() for _ in range(min(len(self._kept), MAX_LINES_AT_ONCE)))

@@ -42,16 +42,18 @@ class Rendezvous:
         self._pending.setdefault((key.group, members), {})[key.key] = key.value
         return first
 
-    def flush(self) -> list[tuple[tuple[str, ...], m.KeysPushed]]:
-        """(nodes, message) for everything posted since the last flush: one message per group."""
-        out = []
+    def flush(self) -> list[tuple[tuple[str, ...], list[m.KeysPushed]]]:
+        """(nodes, messages) for everything posted since the last flush: one message per group, those for the same nodes
+        together."""
+        out: dict[tuple[str, ...], list[m.KeysPushed]] = {}
         for (group, members), items in self._pending.items():
             if members not in self._nodes:
                 self._nodes[members] = tuple(dict.fromkeys(node for rank in members for node in self._nodes_of(rank)))
             if self._nodes[members]:
-                out.append((self._nodes[members], m.KeysPushed(self._generation, group, items, members)))
+                keys = m.KeysPushed(self._generation, group, items, members)
+                out.setdefault(self._nodes[members], []).append(keys)
         self._pending = {}
-        return out
+        return list(out.items())
 
     def add(self, request: m.CounterAdded) -> m.CounterValue | None:
         """Add to a counter; None for an older generation."""

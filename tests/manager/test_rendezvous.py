@@ -28,7 +28,7 @@ def test_one_message_for_all_nodes_with_members() -> None:
     assert rendezvous.post(key("a")), "the first asks for a flush"
     assert not rendezvous.post(key("b")), "one flush takes both"
     assert rendezvous.flush() == [
-        (("n0", "n1"), m.KeysPushed(1, "world", {"a": b"v", "b": b"v"}, (0, 1, 2))),
+        (("n0", "n1"), [m.KeysPushed(1, "world", {"a": b"v", "b": b"v"}, (0, 1, 2))]),
     ]
     assert rendezvous.flush() == []
     assert rendezvous.post(key("c"))
@@ -40,7 +40,7 @@ def test_both_lives_of_a_rank_that_moves_get_keys() -> None:
     assert [nodes for nodes, _ in rendezvous.flush()] == [("n0", "n1", "n2")]
     rendezvous.post(key("address", rank=4, members=(4, 4)))
     to = m.KeysPushed(1, "world", {"address": b"v"}, (4,))
-    assert rendezvous.flush() == [(("n1", "n2"), to)], "from one life to the other"
+    assert rendezvous.flush() == [(("n1", "n2"), [to])], "from one life to the other"
     rendezvous.post(key("a", rank=4, members=(4,)))
     assert rendezvous.flush() == [], "a group of one rank"
 
@@ -91,7 +91,7 @@ def test_keys_of_many_posters_go_together_and_to_each_node_once() -> None:
     for _ in range(3):
         for rank in range(400):
             rendezvous.post(m.KeyPosted(rank, 1, 1, "world", f"k{rank}", b"v", world))
-        ((nodes, keys),) = rendezvous.flush()
+        ((nodes, (keys,)),) = rendezvous.flush()
         assert nodes == tuple(f"n{node}" for node in range(50)) and len(keys.items) == 400
     assert len(asked) == 400
 
@@ -106,3 +106,13 @@ def test_where_ranks_are_is_asked_again_when_they_are_launched_or_a_plan_comes()
     rendezvous.begin(1)
     rendezvous.post(key("a", members=(0, 1)))
     assert [nodes for nodes, _ in rendezvous.flush()] == [("n0", "n2")]
+
+
+def test_groups_with_the_same_nodes_are_sent_together() -> None:
+    rendezvous = made()
+    for group, members in (("a", (0, 2)), ("b", (1, 2)), ("c", (0, 1))):
+        rendezvous.post(m.KeyPosted(members[0], 1, 1, group, "k", b"v", members))
+    assert [(nodes, [keys.group for keys in sent]) for nodes, sent in rendezvous.flush()] == [
+        (("n0", "n1"), ["a", "b"]),
+        (("n0",), ["c"]),
+    ]
