@@ -45,6 +45,7 @@ help:
 	@echo "  make bench-overhead [ARGS='--blocks 5']   a step with recovery against the same step under plain torch; minutes"
 	@echo "  make bench-restore [ARGS='--sizes 16,256']   a state on its way to a replacement, against bare TCP; minutes"
 	@echo "  make bench-seam   an all-reduce through our groups against one through torch's own; minutes. TORCH= as in test-torch"
+	@echo "  make bench-scale [FULL=1] [ARGS='--devices 32,960']   the control plane with up to 32,768 simulated devices; 10 minutes"
 	@echo "  make bench-mpi [ARGS='--agents 8 100']   what heartbeats over MPI cost; minutes"
 	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
 	@echo "  make clean        remove what was built, the virtual environment too"
@@ -132,6 +133,13 @@ bench-overhead: venv
 bench-restore: venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(VENV)/bin/python -m benchmarks.restore $(ARGS)
+
+# FULL=1: more rounds, and nodes that fall silent together; an hour
+FULL ?=
+.PHONY: bench-scale
+bench-scale: venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(VENV)/bin/python -m benchmarks.scale $(if $(FULL),--full) $(ARGS)
 
 bench-seam:
 	@$(MAKE) --no-print-directory venv VENV=$(TORCH_VENV)

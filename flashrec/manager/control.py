@@ -193,11 +193,14 @@ class ControlPlane:
             self._judge(alive)
         if isinstance(message, m.Relayed):
             for said in message.said:
-                self._take(link, said)
+                if isinstance(said, e.Event):  # as good as all
+                    self._emit(said)
+                else:
+                    self._take(link, said, now)
         else:
             self._take(link, message, now)
 
-    def _take(self, link: Link, message: m.ToManager, now: float = 0.0) -> None:
+    def _take(self, link: Link, message: m.ToManager, now: float) -> None:
         match message:
             case m.AgentHeartbeat():
                 if now >= link.ack_at:
