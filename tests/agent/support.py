@@ -59,7 +59,10 @@ class Node:
         self.relayed: list[Any] = []
         self.refusals: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.workers = Workers(welcome, "10.0.0.1", self.socket, self.relayed.append)
+        self.workers = Workers(welcome, "10.0.0.1", self.socket, self._hear)
+
+    def _hear(self, message: m.Sendable) -> None:
+        self.relayed += message.said if isinstance(message, m.Relayed) else (message,)
 
     def launch(
         self, launch: int, local_id: int, command: tuple[str, ...] = SLEEP, group: int | None = None
