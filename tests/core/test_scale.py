@@ -128,3 +128,15 @@ def test_what_was_met_before_is_asked_again() -> None:
     assert not asked.is_met([0, 1, 1], bool)
     assert asked.is_met([1, 1, 1], bool) and not asked.is_met([1, 0, 1], bool)
     assert not asked.is_met([1, 0], bool)  # a shorter list
+
+
+def test_nodes_that_are_lost_together_are_one_failure() -> None:
+    job = Job(8)
+    job.start()
+    stale = e.NodeCondemned("n0004", 7, "of another life")
+    asked = job.say(e.NodesCondemned((e.NodeCondemned("n0002", 1, "lost"), stale, e.NodeCondemned("n0003", 1, "lost"))))
+    assert [type(effect) for effect in asked].count(fx.AnnounceFence) == 1 and job.machine.generation == 2
+    (launch,) = [effect for effect in asked if isinstance(effect, fx.LaunchWorkers)]
+    assert sorted(task.rank for tasks in launch.placement.values() for task in tasks) == [*range(16, 32)]
+    assert job.machine.members.nodes["n0004"].alive
+    assert job.say(e.NodesCondemned((stale,))) == [] and job.machine.generation == 2
