@@ -26,7 +26,7 @@ LARGE = 20_000  # from here on a round less, as each takes long
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--devices", default=DEVICES, help="sizes of the job, 8 devices a node")
-    parser.add_argument("--rounds", type=int, default=3, help="of each loss")
+    parser.add_argument("--rounds", type=int, default=2, help="of each loss")
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of training whose cost is measured")
     parser.add_argument("--full", action="store_true", help="also eight nodes that fall silent; more rounds")
     parser.add_argument(
