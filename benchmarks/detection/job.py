@@ -30,6 +30,7 @@ POLL_S = 0.02
 # A benchmark's node fails more often than a real one, and is asked sooner to come back.
 SETTINGS = (
     "recovery.agent_retry_s=1", "recovery.max_in_place=1000000", "output.follow=none", "fabric.interface=fab0",
+    "hot.park=none",
 )  # fmt: skip
 
 
@@ -61,7 +62,8 @@ class BenchJob:
             **(env or {}),
         }
         self._submitted = SubmittedJob(cluster.run, folder, [str(script)], wanted)
-        self.tail = JournalTail(self._submitted.job_dir / "journal.jsonl")
+        self.journal_path = self._submitted.job_dir / "journal.jsonl"
+        self.tail = JournalTail(self.journal_path)
         self.step_s = 0.0
         self._checked_at = 0.0
 

@@ -9,7 +9,6 @@ bite, so that the last stamp is when the kernel struck.
 from __future__ import annotations
 
 import mmap
-import os
 import runpy
 import struct
 import sys
@@ -88,7 +87,7 @@ def main() -> None:
     from flashrec.testing import places
 
     plan = FaultPlan(directory, (), timeout_s=HANG_S)
-    places.install(OrderedInjector(plan, rank=int(os.environ.get("RANK", "0"))))
+    places.install(OrderedInjector(plan))
     sys.argv = command
     sys.path[0] = str(Path(command[0]).absolute().parent)
     runpy.run_path(command[0], run_name="__main__")

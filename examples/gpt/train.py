@@ -139,14 +139,11 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return digest.hexdigest()
 
 
-def train(options: argparse.Namespace, device: torch.device) -> None:
+def train(options: argparse.Namespace, text: Text, model: nn.Module, device: torch.device) -> None:
     """All steps of this rank, then its digest. The model is freed on return, before the groups it uses."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(options.seed)
-    text = Text(options.context, options.batch, options.seed)
-    model = GPT(options.dim, options.layers, options.heads, options.context, options.dropout).to(device)
-    model = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
+    model = DistributedDataParallel(model.to(device), bucket_cap_mb=options.bucket_mb)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
     session = flashrec.Session(model, optimizer, seed=options.seed)  # flashrec
 
@@ -195,19 +192,23 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
 
 def main() -> None:
     options = parse_options()
+    torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS needs for it
+    torch.set_num_threads(options.threads)  # several ranks share the cores of a node
+    torch.manual_seed(options.seed)
+    text = Text(options.context, options.batch, options.seed)  # alike on all ranks, as is the model:
+    model = GPT(options.dim, options.layers, options.heads, options.context, options.dropout)  # a hot spare has both
+
+    flashrec.init()  # flashrec
     if "RANK" not in os.environ:  # neither torchrun nor flashrec run: a world of one
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    torch.use_deterministic_algorithms(True)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS needs for it
-    torch.set_num_threads(options.threads)  # several ranks share the cores of a node
     if cuda:
         torch.cuda.set_device(device)
 
-    flashrec.init()  # flashrec
     dist.init_process_group("nccl" if cuda else "gloo")
-    train(options, device)
+    train(options, text, model, device)
     dist.destroy_process_group()
 
 

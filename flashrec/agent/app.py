@@ -217,6 +217,10 @@ class Agent:
                 return
             case m.ExpectTasks():
                 workers.expect(message)
+            case m.UseParked():
+                workers.use_parked(message)
+            case m.ParkingOver():
+                workers.end_parking(message)
             case m.KillWorkers():
                 for rank, incarnation in message.workers:
                     workers.kill(rank, incarnation, message.reason)

@@ -17,6 +17,7 @@ from flashrec.agent import stacks
 from flashrec.agent.bundle import Bundle
 from flashrec.agent.exits import TaskExit, describe_status
 from flashrec.agent.life import Life, Worker
+from flashrec.agent.parked import ParkedTask, ParkedTasks
 from flashrec.agent.process import WatchedProcess
 from flashrec.core import events
 from flashrec.core.types import Assignment
@@ -27,6 +28,7 @@ EXPECT_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 1.0
 STATUS_TIMEOUT_S = 0.05  # for the plugin's word, where it is known to come
 LATE_S = 1.0  # our own loop was held up for so long: nobody's silence is counted for that time
+TAKEN_TIMEOUT_S = 3.0  # for a parked task to say that it goes on as its rank
 STACKS_TIMEOUT_S = 1.0  # for those of a worker that this agent is about to kill
 
 
@@ -48,6 +50,7 @@ class Workers:
         self._keys: list[m.KeysPushed] = []
         self._orphaned: list[Life] = []  # whose group is still to be killed
         self._closed = ""
+        self._parked = ParkedTasks(Path(welcome.output_dir), welcome.env, relay)
         self._tasks: set[asyncio.Task[None]] = set()
         self._beat_at = time.monotonic()
 
@@ -59,10 +62,14 @@ class Workers:
     async def serve(self, channel: Worker) -> None:
         """One connection: a launcher's question, or a runtime for as long as it lives."""
         life: Life | None = None
-        async for message in channel.messages():
+        messages = channel.messages()
+        async for message in messages:
             match message:
                 case m.TaskStarting() if life is None:
                     await self._start(channel, message)
+                    return
+                case m.TaskParking() if life is None:
+                    await self._parked.serve(channel, message, messages)
                     return
                 case m.WorkerHello() if life is None:
                     life = self._join(channel, message)
@@ -99,16 +106,43 @@ class Workers:
             channel.send(m.TaskRefused(f"the agent cannot watch process {channel.peer_pid}: {err.strerror}"))
             await channel.drain_and_close()
             return
-        life = Life(question.launch, assignment, process, self._socket, time.monotonic())
-        self._lives[assignment.rank, assignment.incarnation] = life
+        self._adopt(channel, Life(question.launch, assignment, process, self._socket, time.monotonic()))
+        await channel.drain_and_close()
+
+    def _adopt(self, channel: Worker, life: Life) -> None:
+        """From now on this process is a worker."""
+        assignment = life.assignment
+        self._lives[life.who] = life
         self._kill_groups()
         asyncio.get_running_loop().add_reader(life.process.fileno(), self._ended, life)
         name = f"rank-{assignment.rank}.{assignment.incarnation}.log"
         output = str(Path(self._welcome.output_dir) / name)
         # first the manager: a short task can end, and srun with it, before the next line is reached
-        self._relay(events.WorkerStarted(assignment.rank, assignment.incarnation, process.pid))
+        self._relay(events.WorkerStarted(assignment.rank, assignment.incarnation, life.process.pid))
         channel.send(m.TaskAssigned(assignment, self._environment(assignment), output))
-        await channel.drain_and_close()
+
+    def use_parked(self, order: m.UseParked) -> None:
+        """A parked task gets a rank; if there is none (any more), the manager is told."""
+        parked = self._parked.take(order.launch, order.local_id)
+        if parked is not None:
+            life = Life(order.launch, order.task, parked.process, self._socket, time.monotonic())
+            self._adopt(parked.channel, life)
+            self._start_task(self._await_taken(parked, life))
+
+    async def _await_taken(self, parked: ParkedTask, life: Life) -> None:
+        try:
+            async with asyncio.timeout(TAKEN_TIMEOUT_S):
+                await parked.taken.wait()
+        except TimeoutError:
+            self.kill(*life.who, f"parked, and did not take its rank within {TAKEN_TIMEOUT_S:g} s")
+        await parked.channel.drain_and_close()
+
+    def end_parking(self, order: m.ParkingOver) -> None:
+        """The manager does not want the parked tasks of one launch, or none at all."""
+        if order.launch:
+            self._parked.end(order.launch)
+        else:
+            self._parked.close(order.reason)
 
     async def _await_expectation(self, launch: int, local_id: int) -> Assignment | None:
         """A task may be faster than the manager's word about it."""
@@ -237,6 +271,7 @@ class Workers:
         self._bundle.flush()
         self._expectation_changed.set()
         self._expected = {}
+        self._parked.close(reason)
         self._kill_groups()
         for rank, incarnation in list(self._lives):
             self.kill(rank, incarnation, reason)
@@ -244,7 +279,7 @@ class Workers:
     async def closed(self, timeout_s: float = 5.0) -> None:
         """Wait (bounded) until every killed worker has really gone."""
         deadline = time.monotonic() + timeout_s
-        while (self._lives or self._tasks) and time.monotonic() < deadline:
+        while (self._lives or self._tasks or not self._parked.is_empty) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     # ---- what the manager says --------------------------------------------------------------------------------

@@ -137,6 +137,19 @@ class Hangs(HangLimits, frozen=True, forbid_unknown_fields=True):
     stacks_timeout_s: Seconds = 2.0
 
 
+ModuleName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*\Z")]
+
+
+class Hot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parked processes: what a replacement can have done before it is needed. park 'script': the script itself, up to
+    flashrec.init(). imports: beside what DistributedDataParallel and flashrec import."""
+
+    park: Literal["none", "imports", "script"] = "imports"
+    imports: tuple[ModuleName, ...] = ()
+    after_s: Seconds = 30.0  # of training, at the start and after a recovery
+    memory_mb: Seconds = 2000.0  # what a node must have to spare
+
+
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of the workers' output is copied into the job's output (files per rank always get all of it)."""
 
@@ -155,6 +168,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health: Health = Health()
     fabric: Fabric = Fabric()
     hangs: Hangs = Hangs()
+    hot: Hot = Hot()
     output: Output = Output()
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
 from flashrec.manager.output_files import OutputFiles
 from flashrec.manager.pace import rest_s
+from flashrec.manager.parking import Parking
 from flashrec.manager.performer import Performer
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.manager.request import Request, RequestError, Shape
@@ -108,6 +109,7 @@ class Manager:
         self._over = asyncio.Event()
         self.fabric: Fabric | None = None
         self._launches: Launches | None = None
+        self._parking: Parking | None = None
         self._agents: AgentKeeper | None = None
         self._departures: Departures | None = None
         self._companions: Companions | None = None
@@ -148,15 +150,19 @@ class Manager:
             )  # fmt: skip
         launcher = self._launcher(server.sockets[0].getsockname()[1])
         self._launches = Launches(launcher, self.control.send, self._slot_of, self.emit, self.journal.note)
+        self._parking = Parking(
+            self, self._config.hot, self.request.command, launcher,
+            self._launches.begin, self.journal.note,
+        )  # fmt: skip
         self._agents = AgentKeeper(self, self._config, launcher, client)
         self._departures = Departures(self, self._agents)
         self._performer = Performer(
-            self, self._launches, self._agents, self._departures, self._companions, self._over.set
+            self, self._launches, self._parking, self._agents, self._departures, self._companions, self._over.set
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._interrupted, number)
-        work = [self.verdicts.run(), self._agents.run(), self.output.run(), self._keep_status()]
+        work = [self.verdicts.run(), self._agents.run(), self.output.run(), self._keep_status(), self._parking.run()]
         work += [Wishes(Requests(self, self._agents, self._departures), self.job_dir).run(), self.hangs.run()]
         work += [self._companions.run()] if self._companions is not None else []
         tasks = [*await self._start_fabric(), *(loop.create_task(coroutine) for coroutine in work)]
@@ -204,7 +210,7 @@ class Manager:
 
     async def _wind_down(self, server: asyncio.Server, tasks: list[asyncio.Task[None]]) -> None:
         """Everything stops: workers by their agents, agents by our word, job steps by themselves or by force."""
-        assert self._launches is not None and self._agents is not None
+        assert self._launches is not None and self._agents is not None and self._parking is not None
         self.control.close(m.Stop(self.machine.stop_reason.splitlines()[0]))
         for task in tasks:
             task.cancel()
@@ -213,8 +219,9 @@ class Manager:
         while self.control.links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)  # an agent's connection ends when its last worker has gone
         await asyncio.gather(
-            self._launches.stop(STEP_END_TIMEOUT_S), self._agents.stop(STEP_END_TIMEOUT_S), self._end_companions()
-        )
+            self._launches.stop(STEP_END_TIMEOUT_S), self._parking.stop(STEP_END_TIMEOUT_S),
+            self._agents.stop(STEP_END_TIMEOUT_S), self._end_companions(),
+        )  # fmt: skip
         server.close()
         await asyncio.to_thread(self.output.copy, final=True)
         await write_status(self.job_dir, self._snapshot)
@@ -251,6 +258,8 @@ class Manager:
         for effect in asked:
             self.journal.effect(effect, self.machine.generation)
             self._performer.perform(effect)
+        if isinstance(event, e.WorkerStarted) and self._parking is not None:
+            self._parking.started(event.rank, event.incarnation)
         self._arm()
 
     def _arm(self) -> None:
@@ -291,9 +300,10 @@ class Manager:
 
     def abandon(self, node: str) -> None:
         """A node is lost: the job steps that include it go on without their srun."""
-        assert self._launches is not None and self._agents is not None
+        assert self._launches is not None and self._agents is not None and self._parking is not None
         self._agents.abandon(node)
         self._launches.abandon(node)
+        self._parking.abandon(node)
 
     def slurm_said(self, node: str, states: frozenset[str]) -> None:
         self.verdicts.slurm_said(node, states)
@@ -354,8 +364,9 @@ class Manager:
         now = time.monotonic()
         fabric_of = (lambda node: self.detector.fabric_of(node, now)) if self.fabric is not None else None
         return snapshot(
-            self.job_id, self.machine, self.detector, self.control.tags, companion_of, self.hangs.note_of, fabric_of
-        )
+            self.job_id, self.machine, self.detector, self.control.tags, companion_of, self.hangs.note_of, fabric_of,
+            self._parking.ready() if self._parking is not None else None,
+        )  # fmt: skip
 
     def _interrupted(self, number: int) -> None:
         self.emit(e.StopRequested(f"interrupted by {signal.Signals(number).name}", 128 + number))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from flashrec.core.effects import LaunchWorkers
 from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
@@ -43,10 +42,10 @@ class Launches:
         self.steps: list[Step] = []
         self.worst_code = 0  # of the steps that have ended by themselves
 
-    def begin(self, effect: LaunchWorkers) -> None:
+    def begin(self, placement: Placement) -> None:
         """Start what the machine asked for: one step for the nodes of one Slurm job with the same number of tasks."""
         parts: dict[tuple[int, int], dict[str, tuple[Assignment, ...]]] = {}
-        for node, tasks in effect.placement.items():
+        for node, tasks in placement.items():
             parts.setdefault((self._launcher.job_of(node), len(tasks)), {})[node] = tasks
         for part in parts.values():
             self._count += 1

@@ -17,6 +17,7 @@ from flashrec.manager.departures import Departures
 from flashrec.manager.health import HealthDesk
 from flashrec.manager.launches import Launches
 from flashrec.manager.output import OutputFollower
+from flashrec.manager.parking import Parking
 from flashrec.manager.rendezvous import Rendezvous
 from flashrec.wire import messages as m
 
@@ -40,10 +41,11 @@ class Performer:
     """companions: None without a pool. end: the job is over."""
 
     def __init__(
-        self, job: Job, launches: Launches, agents: AgentKeeper, departures: Departures, companions: Companions | None,
-        end: Callable[[], None],
+        self, job: Job, launches: Launches, parking: Parking, agents: AgentKeeper, departures: Departures,
+        companions: Companions | None, end: Callable[[], None],
     ) -> None:  # fmt: skip
         self._job, self._launches, self._agents, self._departures = job, launches, agents, departures
+        self._parking = parking
         self._companions, self._end = companions, end
 
     def perform(self, effect: fx.AnyEffect) -> None:
@@ -64,7 +66,7 @@ class Performer:
                 for tasks in effect.placement.values():
                     for task in tasks:
                         job.output.watch(task.rank, task.incarnation)
-                self._launches.begin(effect)
+                self._launches.begin(self._parking.give(effect.placement))
             case fx.RequestNode():
                 assert self._companions is not None
                 self._companions.request(effect)

@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,12 @@ def _replace(path: Path, status: dict[str, Any]) -> float:
 def snapshot(
     job_id: int | None, machine: Machine, detector: Detector, tags: dict[int, WorkerBeat],
     companion_of: Callable[[str], int | None] | None = None, note_of: Callable[[int], str] = lambda _: "",
-    fabric_of: Callable[[str], str] | None = None,
+    fabric_of: Callable[[str], str] | None = None, parked: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Plain data: phase, generation, nodes with their state, ranks with their node and newest step tag. With a pool:
     the companion job that each node came with. note_of: what there is to say about a rank, '' if nothing. fabric_of:
-    what is known of a node's fabric link, where links are watched."""
+    what is known of a node's fabric link, where links are watched. parked: node -> how many parked processes are ready,
+    where any are wanted."""
     ranks: list[dict[str, Any]] = []
     for slot in machine.members.slots:
         tag = tags.get(slot.rank)
@@ -70,6 +71,8 @@ def snapshot(
     ]  # fmt: skip
     if fabric_of is not None:
         nodes = [node | {"fabric": fabric_of(str(node["node"]))} for node in nodes]
+    if parked is not None:
+        nodes = [node | {"parked": parked.get(str(node["node"]), 0)} for node in nodes]
     if companion_of is not None:
         nodes = [node | {"companion_job": companion_of(str(node["node"]))} for node in nodes]
     return {

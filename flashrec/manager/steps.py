@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from flashrec.config.schema import Hot
 from flashrec.core.types import Assignment
 from flashrec.transport.paths import NODE_NAME, exit_socket_path, socket_directory
 
@@ -101,12 +102,29 @@ async def end_steps(steps: Sequence[Step], waits: Collection[asyncio.Future[Any]
             return
 
 
+class Parked(msgspec.Struct, frozen=True):
+    """How far tasks that are parked go. num_flags: words of the command that are python's. how: hot.park."""
+
+    num_flags: int
+    how: str
+    settings: Hot
+
+    def options(self) -> list[str]:
+        """For the launcher of a task."""
+        return [
+            "--park", self.how, "--flags", str(self.num_flags), "--import", ",".join(self.settings.imports),
+            "--memory-mb", str(self.settings.memory_mb),
+        ]  # fmt: skip
+
+
 class Launcher(Protocol):
     """Builds steps; whoever asked for one starts it and waits for its end."""
 
     def agents(self, nodes: Sequence[str], launch: int) -> Step: ...
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step: ...
+
+    def parked(self, launch: int, nodes: Sequence[str], per_node: int, park: Parked) -> Step: ...
 
     def job_of(self, node: str) -> int:
         """The Slurm job that a node belongs to; the nodes of one step are all of the same."""
@@ -128,10 +146,10 @@ class Contact(msgspec.Struct, frozen=True):
             "--reconnect", str(self.reconnect_s),
         ]  # fmt: skip
 
-    def worker_argv(self, launch: int, command: Sequence[str]) -> list[str]:
+    def worker_argv(self, launch: int, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         return [
             sys.executable, "-m", "flashrec.agent.launch", "--exit-socket", str(self._exit_socket()), "--key", self.key,
-            "--tmp", self.tmp, "--secret", str(self.secret), "--launch", str(launch), "--", *command,
+            "--tmp", self.tmp, "--secret", str(self.secret), "--launch", str(launch), *options, "--", *command,
         ]  # fmt: skip
 
     def _exit_socket(self) -> Path:
@@ -151,13 +169,21 @@ class LocalLauncher:
         return Step(f"agents {launch}", self._logs / f"agents-{launch}.log", (), [argv] * len(nodes), envs)
 
     def workers(self, launch: int, placement: Mapping[str, Sequence[Assignment]]) -> Step:
-        argv = self._contact.worker_argv(launch, self._command)
+        counts = {node: len(tasks) for node, tasks in placement.items()}
+        return self._tasks(f"workers {launch}", f"step-{launch}.log", launch, counts, ())
+
+    def parked(self, launch: int, nodes: Sequence[str], per_node: int, park: Parked) -> Step:
+        counts = dict.fromkeys(nodes, per_node)
+        return self._tasks(f"parked {launch}", f"parked-{launch}.log", launch, counts, park.options())
+
+    def _tasks(self, name: str, log: str, launch: int, counts: Mapping[str, int], options: Sequence[str]) -> Step:
+        argv = self._contact.worker_argv(launch, self._command, options)
         envs = [
             {**os.environ, "FLASHREC_NODE": node, "SLURM_LOCALID": str(local_id)}
-            for node, tasks in placement.items()
-            for local_id in range(len(tasks))
+            for node, count in counts.items()
+            for local_id in range(count)
         ]
-        return Step(f"workers {launch}", self._logs / f"step-{launch}.log", (), [argv] * len(envs), envs)
+        return Step(name, self._logs / log, (), [argv] * len(envs), envs)
 
     def job_of(self, node: str) -> int:
         return 0
@@ -190,12 +216,19 @@ class SlurmLauncher:
         per_node = {len(tasks) for tasks in placement.values()}
         if len(per_node) != 1:
             raise ValueError("one job step has the same number of tasks on each node")
+        return self._tasks(f"workers {launch}", f"step-{launch}.log", launch, list(placement), per_node.pop(), ())
+
+    def parked(self, launch: int, nodes: Sequence[str], per_node: int, park: Parked) -> Step:
+        return self._tasks(f"parked {launch}", f"parked-{launch}.log", launch, nodes, per_node, park.options())
+
+    def _tasks(
+        self, name: str, log: str, launch: int, nodes: Sequence[str], per_node: int, options: Sequence[str]
+    ) -> Step:
         argv = [
-            *self._srun(list(placement), per_node.pop()), *self._options,
-            *self._contact.worker_argv(launch, self._command),
+            *self._srun(nodes, per_node), *self._options,
+            *self._contact.worker_argv(launch, self._command, options),
         ]  # fmt: skip
-        log = self._logs / f"step-{launch}.log"
-        return Step(f"workers {launch}", log, placement, [argv], [worker_environment(os.environ)])
+        return Step(name, self._logs / log, nodes, [argv], [worker_environment(os.environ)])
 
     def _srun(self, nodes: Sequence[str], per_node: int) -> list[str]:
         count = len(nodes)

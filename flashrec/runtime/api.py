@@ -32,6 +32,7 @@ from flashrec.runtime.registered import registered
 from flashrec.runtime.session import Guard, PassThrough, Step, StepLoop, recoverable_guard
 from flashrec.runtime.stretches import OnResize, Stretches
 from flashrec.runtime.timeline import logger
+from flashrec.transport import task
 
 
 class _Process:
@@ -43,9 +44,11 @@ class _Process:
 def init(limits: Limits | None = None) -> None:
     """Take part in recovery, if the script was started by `flashrec run`; else do nothing.
 
-    Call it once, before `dist.init_process_group`. Raises RuntimeError, ImportError (torch not supported),
-    ConnectionError (agent not reachable).
+    Call it once, before `dist.init_process_group`. In a parked process (`hot.park: script`) it returns when there is a
+    rank. Raises RuntimeError, ImportError (torch not supported), ConnectionError (agent not reachable).
     """
+    if task.PARKED in os.environ:
+        task.await_assignment()
     env = environment.read(os.environ)
     if env is None:
         logger.debug("FLASHREC_SOCKET is not set: training without recovery")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from flashrec.runtime import nccl, stuck
+from flashrec.runtime import late, nccl, stuck
 from flashrec.runtime.board import Board
 from flashrec.runtime.control import Control
 from flashrec.runtime.environment import Environment
@@ -25,6 +25,7 @@ from flashrec.runtime.transfer import Sockets
 from flashrec.transport.handshake import read_secret
 from flashrec.transport.page import Page
 from flashrec.transport.paths import page_path
+from flashrec.wire import messages as m
 
 _ROOT_GROUP = "root"
 
@@ -101,6 +102,8 @@ def start(env: Environment, limits: Limits) -> Worker:
         interrupter.on_fence(generation)
 
     control.start(board, on_fence)
+    if unlike := late.objection(os.environ):
+        control.send(m.WorkerUnlikeParked(env.rank, env.incarnation, unlike))
     everybody = tuple(range(env.world_size))
     private.install(
         on_new_group=groups.add,

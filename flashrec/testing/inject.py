@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -63,7 +62,7 @@ def main() -> None:
         sys.exit(f"flashrec.testing.inject: {error}")
     from flashrec.testing import places  # torch comes in here, after everything that can be refused without it
 
-    places.install(Injector(plan, rank=int(os.environ.get("RANK", "0"))))
+    places.install(Injector(plan))
     sys.argv = command
     sys.path[0] = str(Path(command[0]).absolute().parent)  # as `python train.py` would have it
     runpy.run_path(command[0], run_name="__main__")

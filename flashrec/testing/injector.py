@@ -60,13 +60,31 @@ def sample_thread(thread_id: int) -> ThreadSample:
 
 
 class Injector:
-    """Faults of one rank in one process. `visit(place, step)` is called by the hooks, wherever the script comes by."""
+    """Faults of one rank in one process. `visit(place, step)` is called by the hooks, wherever the script comes by.
 
-    def __init__(self, plan: FaultPlan, rank: int):
-        self.plan, self.rank = plan, rank
+    rank None: that of the environment, looked up when it is first needed (a parked process has none at its start)."""
+
+    def __init__(self, plan: FaultPlan, rank: int | None = None):
+        self.plan, self._rank = plan, rank
         self.directory = FaultDirectory(plan.directory)
-        self.life = self.directory.begin_life(rank)
-        self._faults = [fault for fault in plan.faults if fault.rank == rank]
+        self._life = None if rank is None else self.directory.begin_life(rank)
+
+    @property
+    def rank(self) -> int:
+        if self._rank is None:
+            self._rank = int(os.environ.get("RANK", "0"))
+        return self._rank
+
+    @property
+    def life(self) -> int:
+        """Number of this process among those of its rank."""
+        if self._life is None:
+            self._life = self.directory.begin_life(self.rank)
+        return self._life
+
+    @property
+    def _faults(self) -> list[Fault]:
+        return [fault for fault in self.plan.faults if fault.rank == self.rank]
 
     def due(self, place: str, step: int | None) -> list[Fault]:
         """Faults that are to happen here and have not."""

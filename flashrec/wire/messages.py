@@ -68,6 +68,31 @@ class TaskRefused(Message, frozen=True):
     reason: str
 
 
+class TaskParking(Message, frozen=True):
+    """The launcher of a task that is to be parked. objection: why it cannot be ('': it can)."""
+
+    launch: int
+    local_id: int
+    objection: str = ""
+
+
+class ParkingAllowed(Message, frozen=True):
+    """Answer to TaskParking (or TaskRefused). env: as in TaskAssigned, as far as it is known before the rank is."""
+
+    env: dict[str, str]
+    output: str  # file that gets what the task prints before it has a rank
+
+
+class TaskReady(Message, frozen=True):
+    """A parked task has imported what it was to import, and waits for TaskAssigned (or TaskRefused)."""
+
+    took_s: float
+
+
+class TaskTaken(Message, frozen=True):
+    """Answer of a parked task to TaskAssigned: it goes on as that rank."""
+
+
 class WorkerHello(Message, frozen=True):
     """First message of the runtime in a worker (pid may differ from the launched one: `bash train.sh`).
 
@@ -268,6 +293,33 @@ class ProbeAnswered(Message, frozen=True):
     said: str = ""
 
 
+class ParkedReady(Message, frozen=True):
+    """A parked task of this node has its imports done. took_s: since its interpreter started."""
+
+    launch: int
+    local_id: int
+    took_s: float
+
+
+class ParkedEnded(Message, frozen=True):
+    """There is no such parked task on this node (any more); an assignment for it, if there was one, was not taken.
+
+    ran: its interpreter had been started, so it may be the script's fault."""
+
+    launch: int
+    local_id: int
+    reason: str
+    ran: bool = False
+
+
+class WorkerUnlikeParked(Message, frozen=True):
+    """A worker that started the ordinary way has done what comes too late in a process that was parked before."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
 class StacksTaken(Message, frozen=True):
     """Where the threads of a worker are. how: 'py-spy', 'faulthandler', '/proc' or 'none'; text: the stacks, or why
     there are none. Without being asked, too, before the agent kills a worker that is silent or stopped."""
@@ -351,6 +403,21 @@ class ExpectTasks(Message, frozen=True):
     tasks: tuple[Assignment, ...]
 
 
+class UseParked(Message, frozen=True):
+    """This parked task of your node gets a rank. Answered by WorkerStarted, or by ParkedEnded."""
+
+    launch: int
+    local_id: int
+    task: Assignment
+
+
+class ParkingOver(Message, frozen=True):
+    """End the parked tasks of this launch. launch 0: all, and park nothing any more."""
+
+    reason: str
+    launch: int = 0
+
+
 class KillWorkers(Message, frozen=True):
     """SIGKILL these workers: (rank, incarnation) pairs."""
 
@@ -429,12 +496,13 @@ class Stop(Message, frozen=True):
 
 
 ToAgentFromWorker = Union[
-    TaskStarting, WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted,
-    WorkerFinished, WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
+    TaskStarting, TaskParking, TaskReady, TaskTaken, WorkerUnlikeParked,
+    WorkerHello, WorkerBeat, WorkerReported, WorkerFormed, WorkerRestored, WorkerCommitted, WorkerFinished,
+    WorkerRaised, WorkerFarewell, PeersBlamed, KeyPosted, CounterAdded, CommitAsked,
     CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited, MirrorsMeasured,
 ]  # fmt: skip
 ToWorker = Union[
-    TaskAssigned, TaskRefused, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
+    TaskAssigned, TaskRefused, ParkingAllowed, WorkerWelcome, AgentBeat, Fence, PlanPublished, KeysPushed, CounterValue,
     CommitAnswered, Resume, Complete, Stop,
 ]  # fmt: skip
 ToManager = Union[
@@ -443,9 +511,10 @@ ToManager = Union[
     CheckpointKept, CheckpointFailed, HandedOver, NotHandedOver, NotInherited, MirrorsMeasured,
     NodeHealth,
     FabricReady, FabricGoing, FabricEnded, ProbesOffered, ProbeAnswered, StacksTaken, Relayed,
+    ParkedReady, ParkedEnded, WorkerUnlikeParked,
 ]  # fmt: skip
 ToAgent = Union[
     AgentWelcome, AgentRefused, HeartbeatAck, ExpectTasks, KillWorkers, Fence, PlanPublished, KeysPushed,
     CounterValue, CommitAnswered, Resume, Complete, Stop,
-    FabricOffered, FabricPort, ProbeAsked, StacksAsked,
+    FabricOffered, FabricPort, ProbeAsked, StacksAsked, UseParked, ParkingOver,
 ]  # fmt: skip

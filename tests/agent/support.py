@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flashrec.agent.workers import Workers
 from flashrec.core.types import Assignment
 from flashrec.transport import handshake
@@ -22,7 +24,7 @@ from flashrec.wire import frames
 from flashrec.wire import messages as m
 
 SECRET = b"s" * 32
-LIMIT_S = 12
+LIMIT_S = 30  # some scenes start three interpreters, and a machine may be busy
 SLEEP = ("sh", "-c", "echo started; exec sleep 60")
 
 
@@ -59,17 +61,19 @@ class Node:
         self.relayed: list[Any] = []
         self.refusals: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
+        welcome = msgspec.structs.replace(welcome, output_dir=str(self.folder))
         self.workers = Workers(welcome, "10.0.0.1", self.socket, self._hear)
 
     def _hear(self, message: m.Sendable) -> None:
         self.relayed += message.said if isinstance(message, m.Relayed) else (message,)
 
     def launch(
-        self, launch: int, local_id: int, command: tuple[str, ...] = SLEEP, group: int | None = None
-    ) -> subprocess.Popen[bytes]:
-        """What srun does for one task. group: as Popen's process_group."""
+        self, launch: int, local_id: int, command: tuple[str, ...] = SLEEP, group: int | None = None,
+        options: tuple[str, ...] = (),
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """What srun does for one task. group: as Popen's process_group. options: of the launcher."""
         argv = [sys.executable, "-m", "flashrec.agent.launch", "--key", "key", "--secret", str(self.folder / "secret"),
-                "--launch", str(launch), "--", *command]  # fmt: skip
+                "--launch", str(launch), *options, "--", *command]  # fmt: skip
         environ = os.environ | {"FLASHREC_NODE": "n1", "SLURM_LOCALID": str(local_id)}
         with (self.folder / f"launcher-{len(self.processes)}").open("wb") as log:
             self.processes.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log, process_group=group))
@@ -110,7 +114,6 @@ async def node(**changes: Any) -> AsyncIterator[Node]:
         "worker_silent_s": 30.0, "worker_stopped_s": 1.0, "output_dir": "", "env": {"WORLD_SIZE": "4"},
     } | changes  # fmt: skip
     made = Node(m.AgentWelcome(**fields))
-    made.workers._welcome = m.AgentWelcome(**(fields | {"output_dir": str(made.folder)}))
     server = await listen_unix(
         made.socket, SECRET, frames.to_agent_from_worker, made.workers.serve, made.refusals.append
     )

@@ -23,7 +23,8 @@ TRAIN, COMPARE = ROOT / "examples/gpt/train.py", ROOT / "examples/gpt/compare.py
 TEMPLATE = ROOT / "sbatch_templates/ddp.sbatch"
 SMALL = ["--dim", "32", "--context", "32", "--batch", "2", "--bucket-mb", "0.02"]
 FLASHREC = [sys.executable, "-m", "flashrec.cli.main"]
-QUICK = ["--set", "recovery.agent_retry_s=1", "--set", "recovery.spare_wait_s=20"]
+# Nothing is parked: tests of hot spares say so, and all others are tests of the ordinary launch.
+QUICK = ["--set", "recovery.agent_retry_s=1", "--set", "recovery.spare_wait_s=20", "--set", "hot.park=none"]
 
 
 class LocalJob:

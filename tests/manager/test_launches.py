@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from flashrec.core.effects import LaunchWorkers
 from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
@@ -62,7 +61,7 @@ class World:
             slot = self.slots[rank]
             task = Assignment(rank, slot.local_rank, slot.incarnation, 1, False)
             placement[slot.node] = (*placement.get(slot.node, ()), task)
-        self.launches.begin(LaunchWorkers(placement, "test"))
+        self.launches.begin(placement)
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
