@@ -78,7 +78,8 @@ Where the plugin is installed the same is said at srun:
 \b
 SPEC is "off" or a comma-separated list of:
   spares=COUNT    nodes that are kept without ranks (--spares)
-  tier=warm|pool  where a replacement node comes from
+  tier=hot|warm   spares of this job, with processes that have torch imported, or without
+  tier=pool       when no spare is left, a node from the pool
   pool=NAME       the reservation that holds the pool (--pool)
   max-swaps=COUNT how many nodes may be taken from the pool
   config=FILE     YAML file (--config)

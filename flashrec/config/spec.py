@@ -15,7 +15,7 @@ import msgspec
 from flashrec.config.load import ConfigError
 
 GRAMMAR = (
-    '"off", or a comma-separated list (each key once, no spaces) of spares=COUNT, tier=warm|pool, pool=NAME, '
+    '"off", or a comma-separated list (each key once, no spaces) of spares=COUNT, tier=hot|warm|pool, pool=NAME, '
     "max-swaps=COUNT, config=FILE; for example spares=2,pool=flashspare"
 )
 MAX_BYTES = 1024
@@ -34,7 +34,7 @@ class Spec(msgspec.Struct, frozen=True):
 
     is_off: bool = False
     spares: int | None = None
-    tier: Literal["warm", "pool"] | None = None
+    tier: Literal["hot", "warm", "pool"] | None = None
     pool: str | None = None
     max_swaps: int | None = None
     config: str | None = None
@@ -53,7 +53,8 @@ class Spec(msgspec.Struct, frozen=True):
         """The same as dotted keys of the configuration, to be laid over its file."""
         tier = self.tier or ("pool" if self.pool else None)
         said = {
-            "spares": self.spares, "pool.tier": tier, "pool.name": self.pool, "pool.max_swaps": self.max_swaps,
+            "spares": self.spares, "pool.tier": "warm" if tier == "hot" else tier, "pool.name": self.pool,
+            "pool.max_swaps": self.max_swaps, "hot.park": {"hot": "imports", "warm": "none"}.get(self.tier or ""),
         }  # fmt: skip
         return {key: value for key, value in said.items() if value is not None}
 
@@ -91,7 +92,7 @@ def _name(value: str) -> str | None:
 
 
 def _tier(value: str) -> str | None:
-    return value if value in ("warm", "pool") else None
+    return value if value in ("hot", "warm", "pool") else None
 
 
 def _file(value: str) -> str | None:
@@ -103,7 +104,7 @@ _READ: dict[str, Callable[[str], int | str | None]] = {
 }  # fmt: skip
 _WANTED = {
     "spares": "a count of at most 6 digits",
-    "tier": "warm or pool",
+    "tier": "hot, warm or pool",
     "pool": "a name of at most 63 letters, digits, - _ .",
     "max-swaps": "a count of at most 6 digits",
     "config": "the path of a file",

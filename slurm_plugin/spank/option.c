@@ -59,7 +59,7 @@ spank_err_t flashrec_option_register(spank_t spank)
 	static char name[] = "flashrecovery", arginfo[] = "[SPEC]";
 	static char usage[] =
 	    "survive lost processes and nodes; SPEC is off, or some of spares=N "
-	    "tier=warm|pool pool=NAME max-swaps=N config=FILE, with commas between";
+	    "tier=hot|warm|pool pool=NAME max-swaps=N config=FILE, with commas between";
 	static struct spank_option ours = {
 	    .name = name,
 	    .arginfo = arginfo,

@@ -77,8 +77,8 @@ static bool check_count(struct span *value, char reason[FLASHREC_REASON_MAX])
 
 static bool check_tier(struct span value, char reason[FLASHREC_REASON_MAX])
 {
-	if (!equals(value, "warm") && !equals(value, "pool"))
-		return refuse(reason, "tier is warm or pool, not", value);
+	if (!equals(value, "hot") && !equals(value, "warm") && !equals(value, "pool"))
+		return refuse(reason, "tier is hot, warm or pool, not", value);
 	return true;
 }
 

@@ -17,7 +17,7 @@ enum {
 
 /* What to type, for messages. */
 #define FLASHREC_SPEC_GRAMMAR                                                                      \
-	"--flashrecovery[=off | ITEM[,ITEM...]], ITEM one of spares=COUNT, tier=warm|pool, "       \
+	"--flashrecovery[=off | ITEM[,ITEM...]], ITEM one of spares=COUNT, tier=hot|warm|pool, "   \
 	"pool=NAME, max-swaps=COUNT, config=FILE; each once, without spaces"
 
 struct flashrec_spec {

@@ -67,7 +67,7 @@ static void test_wrong_one_is_refused_with_the_grammar(void)
 
 	start();
 	CHECK(type(wrong, 1) != 0);
-	CHECK(strstr(fake.said, "spares=COUNT") && strstr(fake.said, "tier=warm|pool"));
+	CHECK(strstr(fake.said, "spares=COUNT") && strstr(fake.said, "tier=hot|warm|pool"));
 	CHECK(strstr(fake.said, "not a number of 1 to 6 digits: \"two\""));
 	CHECK(!flashrec_option()->is_given);
 }

@@ -66,7 +66,7 @@ static void test_reasons(void)
 	    {"spares", "a value is missing: \"spares\""},
 	    {"spares=1,", "an item is empty: \"\""},
 	    {"spares=1,off", "off stands alone, without other items: \"off\""},
-	    {"tier=hot", "tier is warm or pool, not: \"hot\""},
+	    {"tier=cold", "tier is hot, warm or pool, not: \"cold\""},
 	    {"pool=a b", "not a pool's name (1 to 63 letters, digits, - _ .): \"a b\""},
 	    {"pool=a,pool=b", "given twice: \"pool\""},
 	    {"config=", "config wants the name of a file, not: \"\""},

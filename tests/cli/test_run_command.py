@@ -109,9 +109,9 @@ def test_the_plugins_spec_is_the_default(
 @pytest.mark.parametrize(
     ("argv", "environ", "said"),
     [
-        (["--flashrecovery=spares=two"], {}, "tier=warm|pool, pool=NAME"),
+        (["--flashrecovery=spares=two"], {}, "tier=hot|warm|pool, pool=NAME"),
         (["--flashrecovery=off"], {}, "start the command with srun"),
-        ([], {"FLASHREC_PLUGIN": "1", "FLASHREC_SPEC": "nonsense"}, "tier=warm|pool"),
+        ([], {"FLASHREC_PLUGIN": "1", "FLASHREC_SPEC": "nonsense"}, "tier=hot|warm|pool"),
         (["--flashrecovery"], {"FLASHREC_PLUGIN": "2"}, "version 2 of the contract"),
         (["--flashrecovery=config=a", "--config", "b"], {}, "given twice"),
         (["--flashrecovery=config=/nonexistent"], {}, "cannot read /nonexistent"),

@@ -66,10 +66,20 @@ def test_whatever_is_typed_is_taken_or_refused_in_words(text: str) -> None:
         ("pool=night", Pool(name="night", tier="pool")),
         ("pool=null,max-swaps=0", Pool(name="null", tier="pool", max_swaps=0)),
         ("tier=warm,pool=night", Pool(name="night", tier="warm")),
+        ("tier=hot,pool=night", Pool(name="night", tier="warm")),
     ],
 )
 def test_what_it_means_for_the_pool(spec: str, pool: Pool) -> None:
     assert load_config(overrides=parse_spec(spec).settings()).pool == pool
+
+
+@pytest.mark.parametrize(
+    ("spec", "park"), [("", "script"), ("tier=hot", "imports"), ("tier=warm", "none"), ("tier=pool", "script")]
+)
+def test_what_it_means_for_parked_processes(spec: str, park: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("hot: {park: script}\n")
+    assert load_config(path, (), parse_spec(spec).settings()).hot.park == park
 
 
 def test_it_wins_over_the_file_and_loses_to_settings(tmp_path: Path) -> None:

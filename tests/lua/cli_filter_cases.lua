@@ -31,6 +31,7 @@ check("by default none to a single node", { type = "sbatch", nodes = "1" }, "", 
 check("but one if asked for", { type = "sbatch", nodes = "1" }, "spares=1", "2")
 check("none from a pool", { type = "sbatch", nodes = "4" }, "tier=pool", "4")
 check("none from a named pool", { type = "sbatch", nodes = "4" }, "pool=big", "4")
+check("hot ones are nodes of the job", { type = "sbatch", nodes = "4" }, "tier=hot", "5")
 check("warm ones besides a pool", { type = "sbatch", nodes = "4" }, "spares=1,tier=pool", "5")
 check("a named pool with tier=warm has the default", { type = "sbatch", nodes = "4" }, "tier=warm,pool=big", "5")
 check("zero is zero", { type = "sbatch", nodes = "4" }, "spares=0", "4")
