@@ -25,6 +25,8 @@ class Life:
         self.launch, self.assignment, self.process = launch, assignment, process
         self.channel: Worker | None = None
         self.spoken_out = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.is_hastened = False  # killed because its script had ended with an exception
         self.joined = False
         self.heard_at = self.changed_at = now
         self.farewell = "none"

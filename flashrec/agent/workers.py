@@ -8,6 +8,7 @@ announces goes to every runtime, and what was announced before a runtime said he
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Coroutine
@@ -29,6 +30,7 @@ LAST_WORDS_TIMEOUT_S = 1.0
 STATUS_TIMEOUT_S = 0.05  # for the plugin's word, where it is known to come
 LATE_S = 1.0  # our own loop was held up for so long: nobody's silence is counted for that time
 TAKEN_TIMEOUT_S = 3.0  # for a parked task to say that it goes on as its rank
+RAISED_GRACE_S = 0.5  # from an exception that ends the script to the end of its process
 STACKS_TIMEOUT_S = 1.0  # for those of a worker that this agent is about to kill
 
 
@@ -199,6 +201,8 @@ class Workers:
             return
         if isinstance(message, events.WorkerRaised):
             life.farewell = "raised"
+            if message.raised.step > 0:
+                self._start_task(self._hasten(life))
         elif isinstance(message, events.WorkerFinished):
             life.farewell = "finished"
         elif isinstance(message, events.HandedOver):
@@ -216,9 +220,20 @@ class Workers:
 
     def _ended(self, life: Life) -> None:
         asyncio.get_running_loop().remove_reader(life.process.fileno())
+        life.gone.set()
         self._orphaned.append(life)
         self._kill_groups()
         self._start_task(self._bury(life))
+
+    async def _hasten(self, life: Life) -> None:
+        """An exception has ended its script in the midst of training, and its peers wait for its replacement, not for
+        what the interpreter does at its end (docs/decisions/0040-an-exception-has-half-a-second.md)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RAISED_GRACE_S):
+                await life.gone.wait()
+        if not life.gone.is_set():
+            life.is_hastened = True
+            life.process.kill()
 
     def _kill_groups(self) -> None:
         """What a worker leaves behind ends with it. But the first task of a job step is still in Slurm's group, where
@@ -379,7 +394,7 @@ class Workers:
 
 def _describe(life: Life) -> str:
     process = f"process {life.process.pid}"
-    status = "" if life.status is None else describe_status(life.status)
+    status = "" if life.status is None or life.is_hastened else describe_status(life.status)
     if life.farewell == "none" and status.startswith("killed"):
         return f"{process} was {status}"
     how = f", {status}" if status else ""

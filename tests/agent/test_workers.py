@@ -583,3 +583,26 @@ def test_a_launcher_says_why_it_cannot_start(change: str, said: str) -> None:
             assert "Traceback" not in text
 
     play(scene)
+
+
+@pytest.mark.parametrize(("step", "is_killed"), [(3, True), (0, False)])
+def test_an_exception_in_training_does_not_keep_its_process_for_long(
+    step: int, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RAISED_GRACE_S", 0.05)
+
+    async def scene() -> None:
+        async with node() as it:
+            pid = await it.started(task(0))
+            channel, _, _ = await joined(it)
+            channel.send(msgspec.structs.replace(WORDS, raised=Raised(step, "ValueError", "Traceback")))
+            await until(lambda: it.of(e.WorkerRaised))
+            if is_killed:
+                await until(lambda: it.of(e.WorkerExited))
+                (end,) = it.of(e.WorkerExited)
+                assert end.farewell == "raised" and end.reason == f"process {pid} ended with an exception"
+            else:
+                await asyncio.sleep(0.15)
+                assert is_running(pid), "a mistake in the script: nobody waits for a replacement"
+
+    play(scene)
