@@ -43,6 +43,7 @@ help:
 	@echo "  make install-system   the missing system packages, through apt-get"
 	@echo "  make bench-detection [ARGS='--injections 5 --rows power']   how fast failures are seen; about an hour"
 	@echo "  make bench-overhead [ARGS='--blocks 5']   a step with recovery against the same step under plain torch; minutes"
+	@echo "  make bench-recovery [FULL=1]   every phase of a recovery, by kind of fault and of spare; 10 minutes"
 	@echo "  make bench-restore [ARGS='--sizes 16,256']   a state on its way to a replacement, against bare TCP; minutes"
 	@echo "  make bench-seam   an all-reduce through our groups against one through torch's own; minutes. TORCH= as in test-torch"
 	@echo "  make bench-scale [FULL=1] [ARGS='--devices 32,960']   the control plane with up to 32,768 simulated devices; 10 minutes"
@@ -128,6 +129,11 @@ bench-detection: install-system venv
 bench-overhead: venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(VENV)/bin/python -m benchmarks.overhead $(ARGS)
+
+.PHONY: bench-recovery
+bench-recovery: install-system venv
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(SUDO) $(VENV)/bin/python -m benchmarks.recovery $(if $(FULL),--full) $(ARGS)
 
 .PHONY: bench-restore
 bench-restore: venv
