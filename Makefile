@@ -48,6 +48,7 @@ help:
 	@echo "  make bench-seam   an all-reduce through our groups against one through torch's own; minutes. TORCH= as in test-torch"
 	@echo "  make bench-scale [FULL=1] [ARGS='--devices 32,960']   the control plane with up to 32,768 simulated devices; 10 minutes"
 	@echo "  make bench-mpi [ARGS='--agents 8 100']   what heartbeats over MPI cost; minutes"
+	@echo "  make bench-peers [FULL=1] [ARGS='--rows torchrun']   the same faults under torchft, torchrun, …; 10 minutes"
 	@echo "  make bench-false-positives [ARGS='--minutes 5']   a bad network and a busy machine, where none may be seen"
 	@echo "  make clean        remove what was built, the virtual environment too"
 	@echo
@@ -154,6 +155,25 @@ bench-seam:
 bench-mpi: venv
 	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
 	$(VENV)/bin/python -m benchmarks.mpi_heartbeats $(ARGS)
+
+# The peers have an environment of their own; one that cannot be installed leaves its reason, and the others run.
+PEERS_VENV = build/venv-peers
+$(PEERS_VENV)/.installed: benchmarks/peers/requirements.txt
+	@echo "installing the peers into $(PEERS_VENV); 1 GB"
+	@python=$$(PYTHON="$(PYTHON)" .ci/find-python) && "$$python" -m venv --clear $(PEERS_VENV)
+	@while IFS= read -r package; do \
+		$(PEERS_VENV)/bin/python -m pip install -q $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$$package" \
+			2> "$(PEERS_VENV)/$${package%%=*}.said" || echo "$$package was not installed"; \
+	done < $<
+	@touch $@
+
+# FULL=1: more repetitions, into benchmarks/results and the page of the documentation; else into build/bench-peers
+FULL ?=
+.PHONY: bench-peers
+bench-peers: install-system venv $(PEERS_VENV)/.installed
+	@$(VENV)/bin/python -c 'import matplotlib' 2>/dev/null || $(VENV)/bin/python -m pip install -q -e ".[bench]"
+	$(SUDO) $(VENV)/bin/python -m benchmarks.peers \
+		$(if $(FULL),--repetitions 3 --blocks 10 --out benchmarks/results) $(ARGS)
 
 bench-false-positives: install-system venv
 	$(SUDO) $(VENV)/bin/python -m benchmarks.detection.quiet $(ARGS)
