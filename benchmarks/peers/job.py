@@ -83,8 +83,16 @@ class Processes(Job):
         log = path.open("ab")
         self._files.append(log)
         wanted = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **(env or {})}
+        # A session of its own, as a Slurm task has: the kernel may share out the cores by session.
         popen = self._cell.cluster.popen(
-            list(argv), node=node, cwd=self._cell.folder, env=wanted, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            list(argv),
+            node=node,
+            cwd=self._cell.folder,
+            env=wanted,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self._running[name] = (popen, path)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from torch import nn
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import results, training, trial
 from benchmarks.peers.adapters import REFERENCE, all_peers
-from benchmarks.peers.job import Cell, Job, JobTrouble, Peer
+from benchmarks.peers.job import Cell, Job, JobTrouble, Peer, Processes
 from benchmarks.peers.job_size import FAULT_AFTER
 from benchmarks.peers.reading import Recovery, StepLine, StepLogs, finals, recovery
 from benchmarks.peers.results import Calm, Results, Row, Run, ratios, table, verdict
@@ -252,6 +253,21 @@ def test_only_who_restarts_from_one_gets_a_checkpoint(tmp_path: Path) -> None:
     words = cell.script("plain", checkpoints=True)
     assert words[words.index("--checkpoints") + 1] == str(tmp_path / "checkpoints")
     assert (tmp_path / "checkpoints").is_dir() and words[words.index("--block") + 1] == "5"
+
+
+def test_each_process_has_a_session_of_its_own(tmp_path: Path) -> None:
+    def popen(argv: list[str], *, node: str, **given: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, **given)
+
+    job = Processes(Cell(SimpleNamespace(popen=popen), tmp_path))  # type: ignore[arg-type]
+    for name in ("one", "two"):
+        job.start(name, [sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())"], "n1")
+    deadline = time.monotonic() + 60
+    while not job.trouble() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "one.log").read_text() == (tmp_path / "two.log").read_text() == "True\n"
+    assert job.trouble().startswith("one ended with 0")
+    job.close()
 
 
 def options(tmp_path: Path, **given: object) -> argparse.Namespace:
