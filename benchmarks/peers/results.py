@@ -129,6 +129,8 @@ def verdict(results: Results, fault: FaultKind) -> list[str]:
     restarts = {row.name: found[row.name] for row in results.rows if row.keeps == "checkpoint" and row.name in found}
     lines = []
     for what, peers, aim in (("restart from a checkpoint", restarts, AIM), ("peer", found, 1.0)):
+        if not peers:
+            continue
         missed = [f"{name} {ratio:.1f}" for name, ratio in peers.items() if ratio < aim]
         state = f"missed by {', '.join(missed)}" if missed else f"met, the least is {min(peers.values()):.1f}"
         lines.append(f"loss of a {fault}, every {what} takes at least {aim:g} times as long: {state}")

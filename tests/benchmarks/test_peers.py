@@ -212,6 +212,12 @@ def test_a_missed_aim_says_by_whom() -> None:
     assert [each.split(": ")[1] for each in verdict(kept, "process")] == ["met, the least is 10.0"] * 2
 
 
+def test_an_aim_is_for_those_that_were_measured() -> None:
+    (only,) = verdict(Results({}, TABLE.rows[:3]), "process")
+    assert "every peer" in only
+    assert verdict(Results({}, TABLE.rows[:2]), "process") == []
+
+
 def test_the_table_has_failures_too() -> None:
     text = table(TABLE)
     assert "| flashrec, a | 3 | 3.0 / 4.0 | 3.0 / 4.0 | 3.0 / 4.0 | 5 / 5 | yes |  |" in text
