@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from benchmarks.peers.job_size import EVERY, STEPS
+from benchmarks.peers.job_size import EVERY, FAULT_AFTER, STEPS
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.testing.jobs import FINAL_STATES, SubmittedJob, path_with
 
@@ -31,6 +31,7 @@ class Cell:
     folder: Path
     steps: int = STEPS
     fault: FaultKind | None = None
+    fault_after: int = FAULT_AFTER
     turns: str = ""
     block: int = 0
 
@@ -152,7 +153,7 @@ def tail(path: Path) -> str:
 class Peer:
     """One row. package: whose version is stated; keeps: where the state is that comes back.
     conf: lines of slurm.conf, with {socket} for munge's. steps: of a run, where the peer needs more to show that it is
-    whole again."""
+    whole again; fault_after: the step after which it is hit, where it needs longer to be ready."""
 
     name: str
     package: str
@@ -163,6 +164,7 @@ class Peer:
     conf: tuple[str, ...] = ()
     slurmd_timeout_s: int = 3600
     steps: int = STEPS
+    fault_after: int = FAULT_AFTER
     python: Path = VENV / "bin/python"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.peers.job import Cell, FaultKind, Job, JobTrouble, Peer
-from benchmarks.peers.job_size import FAULT_AFTER, NUM_NODES, NUM_RANKS
+from benchmarks.peers.job_size import NUM_NODES, NUM_RANKS
 from benchmarks.peers.reading import Recovery, StepLine, StepLogs, finals, is_at_step, recovery
 from flashrec.devcluster.cluster import DevCluster
 from flashrec.devcluster.spec import DEFAULT_STATE_DIR, ClusterSpec, Layout
@@ -70,7 +70,7 @@ def job_of(peer: Peer, cell: Cell) -> Iterator[Job]:
 def run(peer: Peer, fault: FaultKind | None, kept: Path | None = None) -> Outcome:
     """Raises JobTrouble when the job fails or does not go on, DidNotFire, DevClusterError."""
     with cluster_for(peer, kept) as (cluster, folder):
-        cell = Cell(cluster, folder, peer.steps, fault)
+        cell = Cell(cluster, folder, peer.steps, fault, peer.fault_after)
         with job_of(peer, cell) as job:
             logs = StepLogs(cell.out)
             wait_for(job, lambda: is_at_step(logs.read(), 0, NUM_RANKS), "the first step", START_TIMEOUT_S)
@@ -128,12 +128,12 @@ def wait_for(job: Job, condition: Callable[[], object], what: str, timeout_s: fl
 
 
 def inject(cell: Cell, job: Job, logs: StepLogs, fault: FaultKind) -> float:
-    """Hit the victim once it has finished step FAULT_AFTER; return time.monotonic() just before."""
+    """Hit the victim once it has finished its step; return time.monotonic() just before."""
 
     def hit() -> StepLine | None:
-        return next((x for x in logs.read() if x.rank == VICTIM and x.step == FAULT_AFTER), None)
+        return next((x for x in logs.read() if x.rank == VICTIM and x.step == cell.fault_after), None)
 
-    wait_for(job, hit, f"step {FAULT_AFTER} of rank {VICTIM}", START_TIMEOUT_S)
+    wait_for(job, hit, f"step {cell.fault_after} of rank {VICTIM}", START_TIMEOUT_S)
     victim = hit()
     assert victim is not None
     if fault == "process":

@@ -22,7 +22,6 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers import results, training, trial
 from benchmarks.peers.adapters import REFERENCE, all_peers
 from benchmarks.peers.job import Cell, Job, JobTrouble, Peer, Processes
-from benchmarks.peers.job_size import FAULT_AFTER
 from benchmarks.peers.reading import Recovery, StepLine, StepLogs, finals, recovery
 from benchmarks.peers.results import Calm, Results, Row, Run, ratios, table, verdict
 
@@ -106,8 +105,8 @@ def test_a_killed_process_has_ended() -> None:
 
 def test_a_node_with_processes_has_not_lost_its_power(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/steps-n2-5.jsonl").write_bytes(msgspec.json.encode(line(FAULT_AFTER, 1, 0, 1)) + b"\n")
-    cell = Cell(FakeCluster({7: 5}), tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "out/steps-n2-5.jsonl").write_bytes(msgspec.json.encode(line(7, 1, 0, 1)) + b"\n")
+    cell = Cell(FakeCluster({7: 5}), tmp_path, fault_after=7)  # type: ignore[arg-type]
     with pytest.raises(trial.DidNotFire, match="n2 still has processes"):
         trial.inject(cell, Quiet(), StepLogs(cell.out), "node")
 
