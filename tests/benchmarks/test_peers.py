@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from torch import nn
 
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import results, training, trial
-from benchmarks.peers.adapters import REFERENCE, all_peers
+from benchmarks.peers.adapters import REFERENCE, all_peers, plain
 from benchmarks.peers.job import Cell, Job, JobTrouble, Peer, Processes
 from benchmarks.peers.reading import Recovery, StepLine, StepLogs, finals, recovery
 from benchmarks.peers.results import Calm, Results, Row, Run, ratios, table, verdict
@@ -176,6 +177,41 @@ def test_the_reason_of_pip_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     peer = next(peer for peer in all_peers() if peer.package == "torchft-nightly")
     (tmp_path / "torchft-nightly.said").write_text("x\nERROR: No matching distribution\n")
     assert command.missing_of(peer).endswith("ERROR: No matching distribution")
+
+
+# ---- whole runs
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """Plain torch with this interpreter: the peers' environment is not needed."""
+    monkeypatch.setattr(plain, "PEER", dataclasses.replace(plain.PEER, python=Path(sys.executable)))
+    return plain.PEER
+
+
+@pytest.mark.devcluster
+@pytest.mark.torch
+def test_a_lost_process_is_measured_from_end_to_end(reference: Peer) -> None:
+    ours = next(peer for peer in all_peers() if peer.package == "flashrec")
+    calm = trial.run(dataclasses.replace(reference, steps=ours.steps), None)
+    hit = trial.run(ours, "process")
+    assert set(hit.digests) == set(calm.digests) and len(set(calm.digests)) == 1
+    assert calm.recovery is None and hit.recovery is not None
+    assert hit.recovery.redone == 0 and 0 < hit.recovery.new_s <= hit.recovery.whole_s  # type: ignore[operator]
+
+
+@pytest.mark.devcluster
+@pytest.mark.torch
+def test_blocks_take_turns_to_the_end(reference: Peer) -> None:
+    ratios, is_equal = trial.pair_up(all_peers()[0], reference, blocks=2, block=3)
+    assert len(ratios) == 2 and min(ratios) > 0 and is_equal
+
+
+@pytest.mark.devcluster
+@pytest.mark.torch
+def test_who_recovers_nothing_fails_with_a_reason(reference: Peer) -> None:
+    with pytest.raises(JobTrouble, match="the end of training: rank-0 ended with 1"):
+        trial.run(reference, "process")
 
 
 # ---- the table
@@ -343,3 +379,20 @@ def test_a_final_digest_appears_whole(tmp_path: Path) -> None:
     (name,) = finals(tmp_path)
     assert json.loads((tmp_path / name).read_text())["steps"] == 6
     assert list(finals(tmp_path).values()) == [training.digest(model, optimizer)]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--faults", "node,flood"], "knows process, node and none, not flood"),
+        (["--rows", "torchrum"], "no peer begins with 'torchrum'"),
+        (["--repetitions", "0"], "at least 1"),
+    ],
+)
+def test_a_mistyped_word_is_refused(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", *words])
+    with pytest.raises(SystemExit):
+        command.parse()
+    assert says in capsys.readouterr().err
