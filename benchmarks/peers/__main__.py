@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from benchmarks.peers.adapters import REFERENCE, all_peers
 from benchmarks.peers.job import ROOT, VENV, JobTrouble, Peer
 from benchmarks.peers.results import RESULTS, Calm, Cell, Row, Run
 from flashrec.devcluster.errors import DevClusterError
+from flashrec.devcluster.requirements import SEARCH_PATH
 
 T = TypeVar("T")
 NOT_INSTALLED = "not installed"
@@ -141,10 +143,12 @@ def package_version(name: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.split()
+    # Of all its commands slurmd alone says its release where no cluster is configured.
+    slurmd = shutil.which("slurmd", path=SEARCH_PATH) or "slurmd"
+    slurm = subprocess.run([slurmd, "-V"], capture_output=True, text=True, check=True).stdout.split()
     return {
         "cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
-        "torch": package_version("torch"), "slurm": slurm[-1] if slurm else "none",
+        "torch": package_version("torch"), "slurm": slurm[-1],
     }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ PEERS = (
     ),
     Peer(
         "nvidia-resiliency-ext, in job", "nvidia-resiliency-ext", "checkpoint",
-        f"checkpoint every {EVERY} steps; as torchrun, with rank monitors", start_in_job,
+        f"checkpoint every {EVERY} steps; as torchrun, with rank monitors; keep-alive 5 s, dead after 15: fixed",
+        start_in_job,
     ),
 )  # fmt: skip
