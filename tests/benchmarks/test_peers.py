@@ -24,7 +24,7 @@ from benchmarks.peers import results, training, trial
 from benchmarks.peers.adapters import REFERENCE, all_peers, plain
 from benchmarks.peers.job import Cell, Job, JobTrouble, Peer, Processes
 from benchmarks.peers.reading import Recovery, StepLine, StepLogs, finals, recovery
-from benchmarks.peers.results import Calm, Results, Row, Run, ratios, table, verdict
+from benchmarks.peers.results import BEGIN, END, PAGE, RESULTS, Calm, Results, Row, Run, ratios, table, verdict
 
 
 def line(step: int, rank: int, began: float, at: float, pid: int = 1) -> StepLine:
@@ -278,6 +278,13 @@ def test_results_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
     assert results.load(tmp_path / "peers.json", {}) == TABLE
     assert results.load(tmp_path / "peers.json", {"cpus": 3}).rows == ()
     assert (tmp_path / "peers.svg").stat().st_size > 0
+
+
+def test_the_page_has_the_table_of_the_file() -> None:
+    page = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert page == (RESULTS / "peers.md").read_text().strip()
+    found = msgspec.json.decode((RESULTS / "peers.json").read_bytes(), type=Results)
+    assert table(found).strip() == page
 
 
 # ---- peers and scripts
