@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +103,13 @@ def test_a_killed_process_has_ended() -> None:
     before = time.monotonic()
     assert before <= trial.kill(FakeCluster({victim.pid: 5}), line(1, 1, 0, 1, pid=5))  # type: ignore[arg-type]
     assert victim.wait() == -9
+
+
+def test_a_victim_that_lives_was_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+    monkeypatch.setattr(trial, "FIRE_TIMEOUT_S", 0.01)
+    with pytest.raises(trial.DidNotFire, match="rank 1 survived"):
+        trial.kill(FakeCluster({os.getpid(): 5}), line(1, 1, 0, 1, pid=5))  # type: ignore[arg-type]
 
 
 def test_a_node_with_processes_has_not_lost_its_power(tmp_path: Path) -> None:
