@@ -1,12 +1,14 @@
 """flashrec: `flashrec run` in a batch script. A lost process is started again in place, a lost node is replaced by a
-spare of the job."""
+spare of the job; with processes that were parked for it (hot), or with new ones (warm)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from benchmarks.peers.job import Batch, Cell, Job, Peer, own_python
-from benchmarks.peers.job_size import NUM_NODES, NUM_RANKS
+from benchmarks.peers.job_size import FAULT_AFTER, NUM_NODES, NUM_RANKS, STEPS
+
+PARKED = 104  # by this step the parked processes have imported torch; as far between checkpoints as the others
 
 
 def start_with(*options: str) -> Callable[[Cell], Job]:
@@ -23,7 +25,14 @@ def start_with(*options: str) -> Callable[[Cell], Job]:
 
 PEERS = (
     Peer(
-        "flashrec, warm spare", "flashrec", "memory", "defaults; one spare node for two with ranks", start_with(),
-        python=own_python(),
+        "flashrec, hot spare", "flashrec", "memory",
+        "parked processes with torch imported (`hot.park=imports`, `hot.after_s=1`)",
+        start_with("--set hot.park=imports --set hot.after_s=1"),
+        steps=PARKED + STEPS - FAULT_AFTER, fault_after=PARKED, python=own_python(),
+    ),
+    Peer(
+        "flashrec, warm spare", "flashrec", "memory",
+        "nothing is parked (`hot.park=none`); one spare node for two with ranks",
+        start_with("--set hot.park=none"), python=own_python(),
     ),
 )  # fmt: skip
