@@ -98,7 +98,7 @@ class Interrupter:
             now, state = time.monotonic(), self._state()
             num_asleep = num_asleep + 1 if state in ("S", "") else 0  # "": cannot be seen
             may_interrupt = self.may_interrupt() and not _is_in(_INJECTED, self._frame())
-            current = self._call()  # before a signal: it makes the thread run for a moment, whatever it then goes back to
+            current = self._call()  # before a signal, which wakes it for a moment whatever it goes back to
             is_due = num_asleep >= _LOOKS and now >= next_signal
             if is_due and may_interrupt and self._has_handler():
                 next_signal = now + self._limits.interrupt_after_s  # the script may wait again while it unwinds
