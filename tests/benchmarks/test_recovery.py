@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.recovery import results
 from benchmarks.recovery.__main__ import gather
 from benchmarks.recovery.results import Measured, Results, Row
@@ -73,7 +71,6 @@ def test_runs_can_be_added_and_are_put_together() -> None:
 
 
 def test_what_is_kept_belongs_to_one_machine_and_its_versions(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     page = tmp_path / "page.md"
     page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
     found = Results(MACHINE, [row("SIGKILL", "hot", 0.5)])
