@@ -19,7 +19,8 @@ from tests.runtime import support
 from tests.runtime.support import Cluster
 
 CONFIGURATIONS = (("ddp", 2), ("ddp", 4), ("hsdp", 4))
-PADS_MS = (10.0, 50.0)
+PADS_MS = (10.0, 50.0, 250.0)
+LONG_MS = 100.0  # such steps get a third of the blocks, and vary less
 _TIMEOUT_S = 300.0
 
 
@@ -35,7 +36,8 @@ def main() -> None:
     results = Results({"cores": os.cpu_count(), "processor": platform.processor(), "torch": str(torch.__version__)}, [])
     for layout, ranks in wanted:
         for pad_ms in PADS_MS:
-            results.rows.append(measure(layout, int(ranks), pad_ms, args.blocks, args.steps))
+            blocks = args.blocks if pad_ms < LONG_MS else max(3, args.blocks // 3)
+            results.rows.append(measure(layout, int(ranks), pad_ms, blocks, args.steps))
             print(table(Results({}, results.rows[-1:])).splitlines()[-1], flush=True)
     print(table(results))
     if args.write:
