@@ -3,6 +3,7 @@ the file and the key."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ from flashrec.config.schema import Config
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message says which key and why."""
+
+
+class _Loader(yaml.SafeLoader):
+    """`off`, `on`, `no` and `yes` are words, as in YAML 1.2: some settings have such values."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$", re.IGNORECASE), list("tTfF"))
 
 
 def load_config(
@@ -36,7 +48,7 @@ def load_config(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(), _Loader)
     except OSError as err:
         raise ConfigError(f"cannot read {path}: {err.strerror}") from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
@@ -53,7 +65,7 @@ def _apply(data: dict[str, Any], setting: str) -> None:
     if not equals or not key:
         raise ConfigError(f"setting {setting!r}: expected key=value, for example detection.dead_after_s=3")
     try:
-        _put(data, key, yaml.safe_load(value), setting)
+        _put(data, key, yaml.load(value, _Loader), setting)
     except yaml.YAMLError as err:
         raise ConfigError(f"setting {setting!r}: the value is not YAML: {err}") from err
 

@@ -29,6 +29,14 @@ def test_settings_come_after_the_file_and_the_last_one_counts(tmp_path: Path) ->
     assert config.control.port == 7
 
 
+def test_off_is_a_word_and_true_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("fabric: {mpi: off}\n")
+    assert load_config(path).fabric.mpi == load_config(settings=["fabric.mpi=off"]).fabric.mpi == "off"
+    with pytest.raises(ConfigError, match="Expected `str`, got `bool`"):
+        load_config(settings=["fabric.mpi=true"])
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
