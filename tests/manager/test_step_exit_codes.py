@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from flashrec.core.effects import LaunchWorkers
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
 from flashrec.manager.launches import Launches
@@ -35,7 +34,7 @@ def launches(folder: Path, code: str, slot: Slot | None) -> Launches:
 
 
 async def finish(started: Launches) -> int:
-    started.begin(LaunchWorkers({"n1": (TASK,)}, "test"))
+    started.begin({"n1": (TASK,)})
     while started.tasks:
         await asyncio.sleep(0.01)
     return started.worst_code
@@ -59,7 +58,7 @@ def test_a_step_ended_by_us_at_the_end_does_not_count(tmp_path: Path) -> None:
     async def stop() -> int:
         code = f"import time; open({str(tmp_path / 'started')!r}, 'w'); time.sleep(60)"
         started = launches(tmp_path, code, slot)
-        started.begin(LaunchWorkers({"n1": (TASK,)}, "test"))
+        started.begin({"n1": (TASK,)})
         while not (tmp_path / "started").exists():
             await asyncio.sleep(0.01)
         await started.stop(0.1)
