@@ -20,6 +20,7 @@ from flashrec.runtime.transfer.digests import DIGEST_BYTES, Digest
 from flashrec.runtime.transfer.holding import Holding
 from flashrec.runtime.transfer.memory import Memory
 from flashrec.runtime.transfer.pieces import cut
+from flashrec.runtime.transfer.protocol import advance
 
 _MAGIC = b"FLASHREC1"
 _LENGTH = struct.Struct("!Q")
@@ -132,7 +133,7 @@ def _available_bytes() -> int:
 def _write(handle: int, views: list[memoryview]) -> None:
     views = [view.cast("B") for view in views if view.nbytes]
     while views:
-        views = _advance(views, os.writev(handle, views))
+        views = advance(views, os.writev(handle, views))
 
 
 def _read(handle: int, views: list[memoryview]) -> None:
@@ -141,12 +142,4 @@ def _read(handle: int, views: list[memoryview]) -> None:
         count = os.readv(handle, views)
         if not count:
             raise RecoveryFailed("what was put aside is cut short")
-        views = _advance(views, count)
-
-
-def _advance(views: list[memoryview], done: int) -> list[memoryview]:
-    for i, view in enumerate(views):
-        if done < len(view):
-            return [view[done:], *views[i + 1 :]]
-        done -= len(view)
-    return []
+        views = advance(views, count)

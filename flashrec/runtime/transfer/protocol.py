@@ -126,7 +126,7 @@ def tune(connection: socket.socket, timeout_s: float) -> None:
 def send_all(connection: socket.socket, views: list[memoryview]) -> None:
     views = [view for view in views if len(view)]
     while views:
-        views = _advance(views, connection.sendmsg(views))
+        views = advance(views, connection.sendmsg(views))
 
 
 def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
@@ -135,10 +135,11 @@ def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
         received = connection.recvmsg_into(views)[0]
         if not received:
             raise ConnectionError("the other end closed the connection")
-        views = _advance(views, received)
+        views = advance(views, received)
 
 
-def _advance(views: list[memoryview], done: int) -> list[memoryview]:
+def advance(views: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `views` when `done` bytes of them are through."""
     for i, view in enumerate(views):
         if done < len(view):
             return [view[done:], *views[i + 1 :]]
