@@ -28,7 +28,8 @@ LISTS = ["n[001-010,012]", "a-1-2", "a-1-[2-3]", "tux[0-3].dc1", "x[1-2]y[3-4]",
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevCluster]:
     """One node that lives, and many that only slurmctld knows of."""
-    nodes = tuple(f"NodeName={name} NodeAddr=10.77.0.2 CPUs=1 State=DOWN" for names in NAMES.values() for name in names)
+    where = "NodeAddr=10.77.0.2 Port=9"  # nobody answers there; n0's slurmd would, and Slurm would take them for alive
+    nodes = tuple(f"NodeName={name} {where} CPUs=1 State=DOWN" for names in NAMES.values() for name in names)
     with dev_cluster(num_nodes=1, slurmd_timeout_s=3600, extra_conf=nodes) as cluster:
         yield cluster
 
