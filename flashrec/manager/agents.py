@@ -14,7 +14,7 @@ from typing import Protocol
 from flashrec.config.schema import Config
 from flashrec.core.detection import Detector
 from flashrec.manager.journal import Journal
-from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
+from flashrec.manager.steps import Launcher, Step, StepEnd, abandon_steps, end_steps
 from flashrec.manager.voice import say
 from flashrec.slurm.client import SlurmClient
 from flashrec.slurm.scheduler import SlurmError
@@ -179,9 +179,7 @@ class AgentKeeper:
 
     def abandon(self, node: str) -> None:
         """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
-        for step in self.steps:
-            if node in step.nodes:
-                step.abandon()
+        abandon_steps(self.steps, node)
 
     async def stop(self, timeout_s: float) -> None:
         """Agents end on our Stop; those on lost nodes cannot, and srun waits for them."""

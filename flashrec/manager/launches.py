@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from flashrec.core.events import LaunchFailed
 from flashrec.core.membership import Slot
 from flashrec.core.types import Assignment
-from flashrec.manager.steps import Launcher, Step, StepEnd, end_steps
+from flashrec.manager.steps import Launcher, Step, StepEnd, abandon_steps, end_steps
 from flashrec.slurm.command import is_outage, is_settling
 from flashrec.wire import messages as m
 
@@ -101,9 +101,7 @@ class Launches:
 
     def abandon(self, node: str) -> None:
         """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
-        for step in self.steps:
-            if node in step.nodes:
-                step.abandon()
+        abandon_steps(self.steps, node)
 
     async def stop(self, timeout_s: float) -> None:
         """End all steps; their workers are dead by now, but srun waits for ever for a task on a lost node."""

@@ -21,7 +21,7 @@ from flashrec.core.machine import Machine
 from flashrec.core.types import Assignment, Phase
 from flashrec.manager.control import ControlPlane, Link
 from flashrec.manager.python_command import num_python_words
-from flashrec.manager.steps import Launcher, Parked, Step, StepEnd, end_steps
+from flashrec.manager.steps import Launcher, Parked, Step, StepEnd, abandon_steps, end_steps
 from flashrec.slurm.command import is_outage, is_settling
 from flashrec.wire import messages as m
 
@@ -252,9 +252,7 @@ class Parking:
 
     def abandon(self, node: str) -> None:
         """A node is lost: the steps that include it go on without their srun (see `Step.abandon`)."""
-        for step in self.steps:
-            if node in step.nodes:
-                step.abandon()
+        abandon_steps(self.steps, node)
 
     async def stop(self, timeout_s: float) -> None:
         """End all steps; their tasks are dead by now, or their agents end them."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,6 +90,13 @@ class Step:
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:
                     process.kill() if hard else process.terminate()
+
+
+def abandon_steps(steps: Iterable[Step], node: str) -> None:
+    """`node` is lost: see `Step.abandon`."""
+    for step in steps:
+        if node in step.nodes:
+            step.abandon()
 
 
 async def end_steps(steps: Sequence[Step], waits: Collection[asyncio.Future[Any]], timeout_s: float) -> None:
