@@ -52,9 +52,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int
     around = {key: value for key, value in os.environ.items() if not key.startswith("FLASHREC")}
     around |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
     argv = [*PYTHON, str(SCRIPT), str(folder / "kept"), str(folder / "out"), str(STEPS), "2"]
-    ranks = [subprocess.Popen(argv, env=around | {"RANK": str(rank)}) for rank in range(RANKS)]
+    around["PYTHONFAULTHANDLER"] = "1"  # should one abort, its stack says where
+    logs = [folder / f"log-{rank}" for rank in range(RANKS)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as said_by:
+            environment = around | {"RANK": str(rank)}
+            ranks.append(subprocess.Popen(argv, env=environment, stdout=said_by, stderr=subprocess.STDOUT))
     try:
-        assert [process.wait(200) for process in ranks] == [0] * RANKS
+        codes = [process.wait(200) for process in ranks]
+        said_by_all = "\n".join(log.read_text() for log in logs)
+        assert min(codes) >= 0, f"plain torch was ended by a signal: {codes}\n{said_by_all}"
+        assert codes == [0] * RANKS, said_by_all
     finally:
         for process in ranks:
             process.kill()

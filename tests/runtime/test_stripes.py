@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import secrets
 import threading
 from typing import Any
@@ -111,9 +112,9 @@ def test_replicas_that_differ_are_refused() -> None:
             tensor.add_(1e-3)
     found = move(make(steps=0), {4: Holding.of(first, 7, {}), 6: Holding.of(further, 7, {})})
     assert isinstance(found["target"], RecoveryFailed)
-    assert "rank 4 and rank 6 hold the same shard, but other bytes in parameter" in str(found["target"]) or (
-        "rank 6 and rank 4 hold the same shard, but other bytes in parameter" in str(found["target"])
-    )
+    # of the first tensor that both have sent, which is decided by who is faster
+    told = r"rank (4 and rank 6|6 and rank 4) hold the same shard, but other bytes in (optimizer 0 )?parameter "
+    assert re.match(told, str(found["target"])), found["target"]
     assert isinstance(found[4], OSError) and isinstance(found[6], OSError), "nobody believes that it has been taken"
 
 
