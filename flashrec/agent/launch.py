@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--flags", type=int, default=0, help="with --park: how many words of the command are python's")
     parser.add_argument("--import", dest="imports", default="", help="with --park: modules, with commas between")
     parser.add_argument("--memory-mb", type=float, default=0.0, help="with --park: what the node must have to spare")
+    parser.add_argument("--cuda", action="store_true", help="with --park: make a CUDA context, too")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the user's command")
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -52,7 +53,8 @@ def main() -> None:
     try:
         begin(args, socket_path(args.key, this_node(), args.tmp), read_secret(args.secret))
         if args.park:
-            argv = park.argv(command, args.flags, args.park, args.imports.split(","))
+            device = str(_local_id()) if args.cuda else ""
+            argv = park.argv(command, args.flags, args.park, args.imports.split(","), device)
     except Refused as err:
         sys.exit(_say(f"not started: {err}", EXIT_REFUSED))
     except (OSError, ValueError, LookupError, frames.ProtocolError) as err:

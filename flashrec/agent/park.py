@@ -1,6 +1,6 @@
 """A parked task: the user's interpreter, with what takes long imported, waits for its rank and then runs the script.
 
-    python [flags] -c BOOTSTRAP HOW IMPORTS -- script.py …      (or -- -m module …)
+    python [flags] -c BOOTSTRAP HOW IMPORTS DEVICE -- script.py …      (or -- -m module …)
 
 The launcher has become this by exec, so the interpreter, its flags and its environment are those that the script would
 have had. Once the rank is there the script runs as `__main__` in this very process: arguments, `sys.path[0]`, file
@@ -30,28 +30,32 @@ IMPORTS = (
     "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.optim", "torch.utils.data",
     "flashrec.runtime.api",
 )  # fmt: skip
+CONTEXT = "flashrec.runtime.cuda_context"
 _NO_PACKAGE = {"__package__": None, "__spec__": None}
 _BOOTSTRAP = (
     "import sys; sys.flags.safe_path or sys.path.__setitem__(0, {path!r}); import flashrec.agent.park as p; p.main()"
 )
 
 
-def argv(command: Sequence[str], num_flags: int, how: str, imports: Sequence[str]) -> list[str]:
-    """What the launcher becomes. num_flags: words of `command` that are python's, its name too."""
+def argv(command: Sequence[str], num_flags: int, how: str, imports: Sequence[str], device: str = "") -> list[str]:
+    """What the launcher becomes. num_flags: words of `command` that are python's, its name too. device: the number of
+    the GPU to make a context on; '': none."""
     python, script = command[:num_flags], command[num_flags:]
     first = os.getcwd() if script[0] == "-m" else str(Path(script[0]).resolve().parent)
-    return [*python, "-c", _BOOTSTRAP.format(path=first), how, ",".join(filter(None, imports)), "--", *script]
+    return [*python, "-c", _BOOTSTRAP.format(path=first), how, ",".join(filter(None, imports)), device, "--", *script]
 
 
 def main() -> None:
     """Import, wait, run. Returns when the script has ended; ends the process if it is not needed."""
-    how, imports, script = sys.argv[1], sys.argv[2].split(","), sys.argv[4:]
+    how, imports, device, script = sys.argv[1], sys.argv[2].split(","), sys.argv[3], sys.argv[5:]
     sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("-c")], *script]
     for name in [*IMPORTS, *filter(None, imports)]:
         try:
             importlib.import_module(name)
         except Exception as err:
             os.write(2, f"flashrec: {name} cannot be imported while parked: {err!r}\n".encode())
+    if device and (trouble := importlib.import_module(CONTEXT).make(int(device))):
+        os.write(2, f"flashrec: no CUDA context while parked: {trouble}\n".encode())
     if how == "script":
         task.hide()
     else:

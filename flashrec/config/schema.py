@@ -148,6 +148,7 @@ class Hot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imports: tuple[ModuleName, ...] = ()
     after_s: Seconds = 30.0  # of training, at the start and after a recovery
     memory_mb: Seconds = 2000.0  # what a node must have to spare
+    cuda: bool = False  # those on spares make a CUDA context, too
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

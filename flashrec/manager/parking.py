@@ -41,13 +41,15 @@ class Job(Protocol):
 
 
 class _Task(msgspec.Struct):
-    """One parked task. incarnation: of the agent that it belongs to. given: the rank it was given, not yet taken."""
+    """One parked task. incarnation: of the agent that it belongs to. cuda: with a context. given: the rank it was
+    given, not yet taken."""
 
     node: str
     incarnation: int
     launch: int
     local_id: int
     asked_at: float
+    cuda: bool = False
     is_ready: bool = False
     given: Assignment | None = None
 
@@ -64,7 +66,7 @@ class Parking:
         self._num_flags = num_python_words(command)
         self._tasks: dict[tuple[int, int, str], _Task] = {}
         self._failures: dict[str, tuple[int, set[int]]] = {}  # node -> life of its agent, launches that failed in a row
-        self._how = settings.park
+        self._how, self._cuda = settings.park, settings.cuda
         self._count = 0
         self._running_since: float | None = None
         self._not_before = 0.0
@@ -97,13 +99,15 @@ class Parking:
             return
         if now - self._running_since < self._settings.after_s:
             return
-        parts: dict[tuple[int, int], list[str]] = {}
-        for node, count in self._missing().items():
-            parts.setdefault((self._launcher.job_of(node), count), []).append(node)
-        for (_, count), nodes in parts.items():
-            await self._park(nodes, count, now)
+        parts: dict[tuple[int, int, bool], list[str]] = {}
+        for node, (count, is_spare) in self._missing().items():
+            cuda = self._cuda and is_spare  # elsewhere the GPU is in use
+            parts.setdefault((self._launcher.job_of(node), count, cuda), []).append(node)
+        for (_, count, cuda), nodes in parts.items():
+            await self._park(nodes, count, cuda, now)
 
-    def _missing(self) -> dict[str, int]:
+    def _missing(self) -> dict[str, tuple[int, bool]]:
+        """Node -> how many to park, and whether it has no ranks."""
         members = self._job.machine.members
         there: dict[str, int] = {}
         for task in self._tasks.values():
@@ -116,25 +120,26 @@ class Parking:
             in_use = len(room.free_local_ranks) < members.ranks_per_node
             count = (1 if in_use else members.ranks_per_node) - there.get(room.name, 0)
             if count > 0:
-                wanted[room.name] = count
+                wanted[room.name] = count, not in_use
         return wanted
 
     def _has_failed(self, node: str, incarnation: int) -> bool:
         life, failed = self._failures.get(node, (0, set()))
         return life == incarnation and len(failed) >= MAX_FAILURES
 
-    async def _park(self, nodes: list[str], count: int, now: float) -> None:
+    async def _park(self, nodes: list[str], count: int, cuda: bool, now: float) -> None:
         nodes = [node for node in nodes if node in self._job.control.links]  # the step before took a moment to start
         if not nodes or self._job.machine.phase is not Phase.RUNNING:
             return
         self._count += 1
         assert self._num_flags is not None
-        step = self._launcher.parked(self._count, nodes, count, Parked(self._num_flags, self._how, self._settings))
-        self._note("parking", nodes=nodes, tasks_per_node=count, launch=self._count, how=self._how)
+        how = Parked(self._num_flags, self._how, self._settings, cuda)
+        step = self._launcher.parked(self._count, nodes, count, how)
+        self._note("parking", nodes=nodes, tasks_per_node=count, launch=self._count, how=self._how, cuda=cuda)
         for node in nodes:
             for local_id in range(count):
                 life = self._job.control.links[node].incarnation
-                self._tasks[self._count, local_id, node] = _Task(node, life, self._count, local_id, now)
+                self._tasks[self._count, local_id, node] = _Task(node, life, self._count, local_id, now, cuda)
         launch = self._count
         try:
             await step.start()
@@ -194,8 +199,11 @@ class Parking:
             self._lost(task, said.reason, ran=said.ran)
 
     def _hear_unlike(self, link: Link, said: m.WorkerUnlikeParked) -> None:
-        if self._how != "none":
-            self._stop(f"rank {said.rank}: {said.reason}")
+        reason = f"rank {said.rank}: {said.reason}"
+        if said.only_cuda:
+            self._stop_cuda(reason)
+        elif self._how != "none":
+            self._stop(reason)
 
     def _step_ended(self, launch: int, said: str) -> None:
         """Tasks of that job step that nobody has heard of will not come."""
@@ -247,6 +255,18 @@ class Parking:
         self._job.say(f"workers start the ordinary way, nothing is parked: {reason}")
         self._job.control.broadcast(m.ParkingOver(reason))
         self._tasks = {key: task for key, task in self._tasks.items() if task.given is not None}
+
+    def _stop_cuda(self, reason: str) -> None:
+        """Make no CUDA context any more; those that have one are ended, and parked anew without."""
+        if not self._cuda or self._how == "none":
+            return
+        self._cuda = False
+        self._note("parking without CUDA", why=reason)
+        self._job.say(f"parked processes make no CUDA context: {reason}")
+        for key, task in list(self._tasks.items()):
+            if task.cuda and not task.given:
+                self._job.control.send(task.node, m.ParkingOver(reason, task.launch))
+                del self._tasks[key]
 
     # ---- job steps ----------------------------------------------------------------------------------------------
 

@@ -110,17 +110,19 @@ async def end_steps(steps: Sequence[Step], waits: Collection[asyncio.Future[Any]
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """How far tasks that are parked go. num_flags: words of the command that are python's. how: hot.park."""
+    """How far tasks that are parked go. num_flags: words of the command that are python's. how: hot.park. cuda: with a
+    CUDA context."""
 
     num_flags: int
     how: str
     settings: Hot
+    cuda: bool = False
 
     def options(self) -> list[str]:
         """For the launcher of a task."""
         return [
             "--park", self.how, "--flags", str(self.num_flags), "--import", ",".join(self.settings.imports),
-            "--memory-mb", str(self.settings.memory_mb),
+            "--memory-mb", str(self.settings.memory_mb), *(["--cuda"] if self.cuda else []),
         ]  # fmt: skip
 
 

@@ -104,6 +104,8 @@ def start(env: Environment, limits: Limits) -> Worker:
     control.start(board, on_fence)
     if unlike := late.objection(os.environ):
         control.send(m.WorkerUnlikeParked(env.rank, env.incarnation, unlike))
+    if unlike := late.cuda_objection(os.environ):
+        control.send(m.WorkerUnlikeParked(env.rank, env.incarnation, unlike, only_cuda=True))
     everybody = tuple(range(env.world_size))
     private.install(
         on_new_group=groups.add,

@@ -313,11 +313,13 @@ class ParkedEnded(Message, frozen=True):
 
 
 class WorkerUnlikeParked(Message, frozen=True):
-    """A worker that started the ordinary way has done what comes too late in a process that was parked before."""
+    """A worker that started the ordinary way has done what comes too late in a process that was parked before.
+    only_cuda: in one that has a CUDA context."""
 
     rank: int
     incarnation: int
     reason: str
+    only_cuda: bool = False
 
 
 class StacksTaken(Message, frozen=True):

@@ -31,7 +31,10 @@ SCRIPT = """
 def light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not torch: a module that is quick to import stands for it (in the launched processes, by PYTHONPATH)."""
     (tmp_path / "heavy.py").write_text("import time\nbegan = time.monotonic()\n")
-    (tmp_path / "sitecustomize.py").write_text("import flashrec.agent.park as p\np.IMPORTS = ('heavy',)\n")
+    (tmp_path / "gpu.py").write_text("def make(task):\n print('context of task', task)\n return 'no such device'\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import flashrec.agent.park as p\np.IMPORTS = ('heavy',)\np.CONTEXT = 'gpu'\n"
+    )
     root = str(Path(__file__).resolve().parents[2])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{root}")
 
@@ -45,7 +48,7 @@ class Scene:
         self.script.write_text(textwrap.dedent(text))
         words = ["--park", how, "--flags", "2"]
         for name, value in options.items():
-            words += [f"--{name.replace('_', '-')}", value]
+            words += [f"--{name.replace('_', '-')}", *([value] if value else [])]
         what = ("-m", module_name) if module_name else (str(self.script),)
         self.process = it.launch(1, 0, (sys.executable, "-B", *what, "one", "two"), options=tuple(words))
 
@@ -331,6 +334,26 @@ def test_a_node_without_memory_parks_nothing_and_says_so() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize(("options", "has_one"), [({"cuda": ""}, True), ({}, False)], ids=["cuda", "default"])
+@pytest.mark.parametrize("how", ["imports", "script"])
+def test_a_context_is_made_before_it_is_ready_and_is_not_missed(
+    how: str, options: dict[str, str], has_one: bool
+) -> None:
+    async def scene() -> None:
+        async with node() as it:
+            waits = "\n    import flashrec.transport.task\n    flashrec.transport.task.await_assignment()"
+            parked = Scene(it, waits + SCRIPT if how == "script" else SCRIPT, how, **options)
+            await parked.ready()
+            said = "".join(log.read_text() for log in it.folder.glob("parked-1.0-*.log"))
+            assert ("context of task 0" in said) == has_one
+            assert ("no CUDA context while parked: no such device" in said) == has_one
+            parked.use()
+            assert (await parked.ended()).reason
+            assert "args ['one', 'two'] rank 3" in parked.log
+
+    play(scene)
+
+
 def test_a_module_that_cannot_be_imported_is_left_out(tmp_path: Path) -> None:
     async def scene() -> None:
         async with node() as it:
@@ -364,6 +387,7 @@ def test_python_looks_for_modules_where_the_script_is(tmp_path: Path) -> None:
     assert argv[:3] == ["python3", "-u", "-c"] and argv[4:] == [
         "imports",
         "numpy",
+        "",  # no GPU
         "--",
         str(tmp_path / "a b" / "t.py"),
         "x",

@@ -309,6 +309,63 @@ def test_what_a_parked_process_could_not_repeat_ends_parking(tmp_path: Path) -> 
     play(scene)
 
 
+def test_only_where_no_rank_uses_the_gpu_a_context_is_made(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, cuda=True)
+        await job.park()
+        made = [(nodes, "--cuda" in how.options()) for _, nodes, _, how in job.made]
+        assert made == [(("n1", "n2"), False), (("n3",), True)]
+        await job.parking.stop(0.5)
+
+    play(scene)
+
+
+def test_without_being_asked_for_no_context_is_made(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path)
+        await job.park()
+        assert len(job.made) == 2 and not any("--cuda" in made[3].options() for made in job.made)
+        job.hear("n1", m.WorkerUnlikeParked(0, 1, "the script sets CUDA_VISIBLE_DEVICES", only_cuda=True))
+        assert not job.said, "it makes no difference"
+        await job.parking.stop(0.5)
+
+    play(scene)
+
+
+def test_what_a_context_could_not_repeat_ends_contexts_only(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, cuda=True)
+        await job.park()
+        for rank in (0, 1):
+            job.hear("n1", m.WorkerUnlikeParked(rank, 1, "the script sets CUDA_VISIBLE_DEVICES", only_cuda=True))
+        reason = "rank 0: the script sets CUDA_VISIBLE_DEVICES"
+        assert job.said == [f"parked processes make no CUDA context: {reason}"]
+        assert [x for x in job.sent if isinstance(x[1], m.ParkingOver)] == [("n3", m.ParkingOver(reason, 2))] * 2
+        assert job.parking.ready() == {"n1": 1, "n2": 1}
+        await job.pass_time(1.0)
+        assert [(made[1], "--cuda" in made[3].options()) for made in job.made[2:]] == [(("n3",), False)]
+        await job.parking.stop(0.5)
+
+    play(scene)
+
+
+def test_a_task_that_has_its_rank_keeps_its_context(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, cuda=True)
+        await job.park()
+        for effect in job.machine.handle(e.NodeCondemned("n1", 1, "silent", "node"), 1.0):
+            if type(effect).__name__ == "LaunchWorkers":
+                job.parking.give(effect.placement)
+        job.hear("n2", m.WorkerUnlikeParked(2, 1, "the script sets CUDA_VISIBLE_DEVICES", only_cuda=True))
+        assert job.used() == [("n3", 2, 0, 0), ("n3", 2, 1, 1)]
+        assert not [x for x in job.sent if isinstance(x[1], m.ParkingOver)]
+        job.hear("n3", m.ParkedEnded(2, 0, "killed", ran=True))
+        assert [a.rank for a in job.cold[0]["n3"]] == [0], "its loss would be noticed"
+        await job.parking.stop(0.5)
+
+    play(scene)
+
+
 def test_the_end_of_the_job_is_no_loss(tmp_path: Path) -> None:
     async def scene() -> None:
         job = Job(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flashrec.runtime.late import objection
+from flashrec.runtime.late import cuda_objection, objection
 
 START = b"OMP_NUM_THREADS=1\0PATH=/bin\0EMPTY=\0MULTI=a=b\0"
 
@@ -28,6 +28,17 @@ def test_only_what_is_read_when_torch_is_loaded_counts(changes: dict[str, str], 
     said = objection(environ, tmp_path / "environ")
     assert said == (f"the script sets {names}, which a parked process reads before: set it in front of the command"
                     if names else "")  # fmt: skip
+
+
+def test_what_the_driver_reads_counts_only_where_there_is_a_context(tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(START + b"CUDA_DEVICE_ORDER=PCI_BUS_ID\0")
+    late = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NVIDIA_TF32_OVERRIDE": "0"}
+    environ = late | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "LAZY", "OMP_NUM_THREADS": "1"}
+    assert objection(environ, tmp_path / "environ") == ""
+    assert cuda_objection(environ, tmp_path / "environ") == (
+        "the script sets CUDA_DEVICE_MAX_CONNECTIONS, CUDA_VISIBLE_DEVICES, NVIDIA_TF32_OVERRIDE, which a parked "
+        "process with a CUDA context reads before: set it in front of the command"
+    )
 
 
 def test_what_cannot_be_read_is_no_objection(tmp_path: Path) -> None:
