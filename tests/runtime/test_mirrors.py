@@ -114,7 +114,9 @@ def test_a_mirror_is_the_state_at_the_start_of_the_step_bit_by_bit(link: Link) -
     assert source.digest() == wanted
 
 
-def test_what_is_cut_on_its_way_never_counts_and_leaves_the_one_before_alone(link: Link) -> None:
+def test_what_is_cut_on_its_way_never_counts_and_leaves_the_one_before_alone(
+    link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     source = Trained()
     assert link.end(link.ship(source.copy(0))) is None
     kept = link.holder.of(5, 0).buffer.clone()
@@ -128,6 +130,7 @@ def test_what_is_cut_on_its_way_never_counts_and_leaves_the_one_before_alone(lin
 
     link.tamper = cut
     assert isinstance(link.end(link.ship(source.copy(1))), Superseded)
+    assert not [line for line in caplog.messages if "did not reach" in line], "a fence explains it, nobody is at fault"
     link.holder.freeze()
     assert link.holder.versions() == {5: (0,)}
     assert torch.equal(link.holder.of(5, 0).buffer, kept) and link.holder.of(5, 0).is_sound()
@@ -155,6 +158,21 @@ def test_a_lost_connection_is_made_again(link: Link) -> None:
     link.shipper._connection.shutdown(socket.SHUT_RDWR)
     assert link.end(link.ship(source.copy(1))) is None
     assert link.holder.versions() == {5: (0, 1)}
+
+
+def test_after_an_error_of_any_kind_the_next_state_goes_over_a_new_connection(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, connect = Trained(), shipping.connect_authenticated
+
+    def fail(connection: socket.socket, secret: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shipping, "connect_authenticated", fail)
+    assert isinstance(link.end(link.ship(source.copy(0))), MemoryError)
+    monkeypatch.setattr(shipping, "connect_authenticated", connect)
+    assert link.end(link.ship(source.copy(1))) is None
+    assert link.holder.versions() == {5: (1,)} and link.num_sent == 1
 
 
 def test_a_holder_that_is_gone_is_an_error_and_not_silence(link: Link) -> None:
