@@ -175,6 +175,29 @@ def test_after_an_error_of_any_kind_the_next_state_goes_over_a_new_connection(
     assert link.holder.versions() == {5: (1,)} and link.num_sent == 1
 
 
+def test_a_fence_need_not_wait_for_what_is_still_on_its_way(link: Link) -> None:
+    source, jobs, seen = Trained(), list[Job](), list[tuple[bool, bool]]()
+
+    def look(n: int, connection: socket.socket, views: list[memoryview]) -> list[memoryview]:
+        seen.append((jobs[0].copied.is_set(), jobs[0].ended.is_set()))
+        return views
+
+    link.tamper = look
+    jobs.append(Job(source.copy(0), 1, lambda: link.holder.address))
+    link.shipper.put(jobs[0])
+    assert link.end(jobs[0]) is None and seen == [(True, False)]
+
+
+def test_a_fence_need_not_wait_for_a_copy_that_has_failed(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    copying = Trained().copy(0)
+    monkeypatch.setattr(copying, "finish", fail)
+    job = link.ship(copying)
+    assert isinstance(link.end(job), MemoryError) and job.copied.is_set()
+
+
 def test_a_holder_that_is_gone_is_an_error_and_not_silence(link: Link) -> None:
     link.holder._listener.shutdown(socket.SHUT_RDWR)
     link.holder._listener.close()
