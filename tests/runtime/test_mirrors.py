@@ -15,7 +15,7 @@ from torch import nn
 
 from flashrec.runtime.errors import Superseded, is_communication, peers_named_by
 from flashrec.runtime.mirrors import holder as holding
-from flashrec.runtime.mirrors import shipping
+from flashrec.runtime.mirrors import placement, shipping
 from flashrec.runtime.mirrors.copying import Copying
 from flashrec.runtime.mirrors.holder import MAX_BYTES, MirrorHolder
 from flashrec.runtime.mirrors.messages import Acknowledged, Ship
@@ -367,6 +367,26 @@ def test_nothing_is_sent_when_a_fence_has_come_meanwhile(link: Link) -> None:
 def test_an_answer_for_another_step_is_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "Acknowledged", lambda v, error, may_retry: Acknowledged(v - 1, error, may_retry))
     assert "an answer for step 3, not 4" in str(link.end(link.ship(Trained().copy(4))))
+
+
+def test_memory_of_a_smaller_state_is_gone_before_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, kept = Slot(), list[int]()
+    slot.begin_with([TensorSpec("parameter a", (10,), "float32", "cpu")])
+    zeros = torch.zeros
+
+    def look(*args: Any, **options: Any) -> torch.Tensor:
+        kept.append(len(slot._places.views) + slot.buffer.numel())  # views keep memory, too
+        return zeros(*args, **options)
+
+    monkeypatch.setattr(torch, "zeros", look)
+    slot.begin_with([TensorSpec("parameter a", (100,), "float32", "cpu")])
+    assert kept == [0]
+
+
+def test_long_names_of_nodes_that_differ_at_their_end_do_differ() -> None:
+    names = [f"{'node-of-a-large-site.' * 10}{number}" for number in range(2)]
+    assert placement.name_bytes(names[0]) != placement.name_bytes(names[1])
+    assert {len(placement.name_bytes(name)) for name in ("", "n1", *names)} == {128}
 
 
 def test_a_manifest_of_other_bytes_is_refused() -> None:

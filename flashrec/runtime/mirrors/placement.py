@@ -58,11 +58,13 @@ def find(
     return Places(nodes, switches, {rank: found[rank] for rank in wanting if rank in found})
 
 
+def name_bytes(text: str) -> bytes:
+    """A name as all ranks tell it. Of a long one the end: that is where it differs from others."""
+    return text.encode()[-_MAX_NAME_BYTES:].ljust(_MAX_NAME_BYTES)
+
+
 def _tell(text: str, device: torch.device) -> tuple[str, ...]:
-    data = text.encode()
-    if len(data) > _MAX_NAME_BYTES:  # the end is what differs
-        data = data[-_MAX_NAME_BYTES:]
-    mine = torch.tensor([*data.ljust(_MAX_NAME_BYTES)], dtype=torch.uint8, device=device)
+    mine = torch.tensor([*name_bytes(text)], dtype=torch.uint8, device=device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     return tuple(bytes(row.tolist()).decode(errors="replace").rstrip() for row in every)
