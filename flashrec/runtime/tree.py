@@ -1,10 +1,13 @@
 """Connections among all ranks along a tree, rank 0 at its root: for votes, where gradients are on the CPU.
 
-    count    sums go up, the result comes down     two messages per connection
-    spread   bytes of rank 0 go down               one message per connection
+    count    to each neighbour goes the sum of all    one message per connection and direction
+             ranks that are not beyond it, as soon
+             as they are known
+    spread   bytes of rank 0 go down                  one message per connection
 
 A small all-reduce of gloo wakes three threads on each rank one after the other, and a ring has as many hops as there
-are ranks. Here the main thread reads and writes the sockets itself, and a tree has 2 log8(ranks) hops.
+are ranks. Here the main thread reads and writes the sockets itself, and a tree has at most 2 log8(ranks) hops. Whoever
+votes last has been told everything else by then, and waits for nobody.
 
 A tree belongs to one generation and is built at its first use, over the process groups of that generation. A fence
 shuts its sockets like all others; whoever is then inside gets a `RuntimeError`, as from a collective that was cut.
@@ -28,6 +31,7 @@ from flashrec.runtime.transfer.protocol import receive_all, send_all
 from flashrec.runtime.transfer.target import listen
 from flashrec.runtime.worker import Worker
 from flashrec.transport.handshake import HandshakeRefused, accept_authenticated, connect_authenticated
+from flashrec.transport.readable import await_readable
 
 FANOUT = 8
 _COUNT = struct.Struct("<qii")  # step, ranks present, ranks that want a pause
@@ -71,18 +75,22 @@ class Tree:
     def count(self, step: int, is_pausing: bool) -> tuple[int, int]:
         """(ranks that have called this, those of them that want a pause). Raises RuntimeError when it was cut."""
         with self._named(f"the vote of step {step}"):
-            num_present, num_pausing = 1, int(is_pausing)
-            for child in self._children:
-                its_step, present, pausing = _COUNT.unpack(self._read(child, _COUNT.size))
-                _check_same(its_step, step)
-                num_present, num_pausing = num_present + present, num_pausing + pausing
-            if self._parent is not None:
-                self._parent.sendall(_COUNT.pack(step, num_present, num_pausing))
-                its_step, num_present, num_pausing = _COUNT.unpack(self._read(self._parent, _COUNT.size))
-                _check_same(its_step, step)
-            result = _COUNT.pack(step, num_present, num_pausing)
-            for child in self._children:
-                child.sendall(result)
+            heard: dict[socket.socket, tuple[int, int]] = {}
+            missing, told = self._all(), None
+            num_present, num_pausing = 1, int(is_pausing)  # of this rank and of those beyond the ones that are heard
+            while missing:
+                if len(missing) == 1:
+                    told = missing[0]
+                    told.sendall(_COUNT.pack(step, num_present, num_pausing))
+                for neighbour in self._await(missing):
+                    its_step, present, pausing = _COUNT.unpack(self._read(neighbour, _COUNT.size))
+                    _check_same(its_step, step)
+                    heard[neighbour] = present, pausing
+                    num_present, num_pausing = num_present + present, num_pausing + pausing
+                missing = [neighbour for neighbour in missing if neighbour not in heard]
+            for neighbour, (present, pausing) in heard.items():
+                if neighbour is not told:
+                    neighbour.sendall(_COUNT.pack(step, num_present - present, num_pausing - pausing))
             return num_present, num_pausing
 
     def spread(self, step: int, data: torch.Tensor) -> None:
@@ -136,6 +144,15 @@ class Tree:
         if self._worker.board.announced > self.generation:
             raise Superseded(f"generation {self.generation} is superseded")
         return connection
+
+    def _await(self, connections: list[socket.socket]) -> list[socket.socket]:
+        """Those that can be read. Raises TimeoutError."""
+        if len(connections) == 1:
+            return connections
+        readable: list[socket.socket] = await_readable(connections, self._worker.limits.resume_timeout_s)
+        if not readable:
+            raise TimeoutError("timed out")
+        return readable
 
     def _read(self, connection: socket.socket, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)

@@ -96,6 +96,37 @@ def test_all_ranks_are_counted_and_all_learn_it(make_ranks, world_size: int) -> 
     assert max(len(each._children) for each in trees) <= tree.FANOUT
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 10])
+def test_whoever_comes_last_knows_the_result_at_once(make_ranks, world_size: int) -> None:
+    """All others have told it what it lacks: neither it nor what it does next waits for anybody."""
+    ranks = make_ranks(world_size)
+    trees, last = ranks.connect(), world_size - 1
+    met = threading.Barrier(world_size)
+
+    def vote(rank: int) -> tuple[int, int] | bool:
+        if rank != last:
+            met.wait(20)
+            return trees[rank].count(3, True)
+        met.wait(20)
+        (parent,) = trees[last]._all()
+        parent.settimeout(20)
+        frame = parent.recv(100, socket.MSG_PEEK)
+        parent.settimeout(LIMITS.resume_timeout_s)
+        assert trees[last].count(3, False) == (world_size, last)
+        return struct.unpack("<qii", frame) == (3, last, last)
+
+    assert ranks.all(vote) == [(world_size, last)] * last + [True]
+
+
+def test_a_vote_without_the_others_ends_after_the_limit(make_ranks) -> None:
+    ranks = make_ranks(3)
+    trees = ranks.connect()
+    for worker in ranks.workers:
+        worker.limits = dataclasses.replace(LIMITS, resume_timeout_s=0.2)
+    found = ranks.all(lambda rank: trees[0].count(3, False) if rank == 0 else None)
+    assert "the vote of step 3 was cut: timed out" in str(found[0])
+
+
 def test_bytes_of_rank_0_come_to_all(make_ranks) -> None:
     trees = make_ranks(12).connect()
     ranks = Ranks([each._worker for each in trees])
