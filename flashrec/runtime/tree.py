@@ -15,19 +15,17 @@ shuts its sockets like all others; whoever is then inside gets a `RuntimeError`,
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from flashrec.runtime.errors import Superseded
+from flashrec.runtime.progress import Progress
 from flashrec.runtime.timeline import logger
-from flashrec.runtime.transfer.protocol import receive_all, send_all
+from flashrec.runtime.transfer.protocol import advance, send_all
 from flashrec.runtime.transfer.target import listen
 from flashrec.runtime.worker import Worker
 from flashrec.transport.handshake import HandshakeRefused, accept_authenticated, connect_authenticated
@@ -93,19 +91,21 @@ class Tree:
                     neighbour.sendall(_COUNT.pack(step, num_present - present, num_pausing - pausing))
             return num_present, num_pausing
 
-    def spread(self, step: int, data: torch.Tensor) -> None:
-        """Fill `data`, contiguous bytes on the CPU, with that of rank 0. Raises RuntimeError when it was cut."""
-        view = memoryview(cast(Any, data.numpy()))
+    def spread(self, step: int, views: list[memoryview]) -> None:
+        """Fill `views`, bytes one after the other, with those of rank 0. Raises RuntimeError when it was cut."""
         with self._named(f"sharing in step {step}"):
+            num_bytes = sum(map(len, views))
             if self._parent is not None:
-                its_step, num_bytes = _HEAD.unpack(self._read(self._parent, _HEAD.size))
+                head = bytearray(_HEAD.size)
+                received = self._receive(self._parent, [memoryview(head), *views], _HEAD.size)
+                its_step, its_num_bytes = _HEAD.unpack(head)
                 _check_same(its_step, step)
-                if num_bytes != len(view):
-                    raise RuntimeError(f"rank 0 shares {num_bytes} bytes, this rank expects {len(view)}")
-                self._receive(self._parent, view)
-            head = memoryview(_HEAD.pack(step, len(view)))
+                if its_num_bytes != num_bytes:
+                    raise RuntimeError(f"rank 0 shares {its_num_bytes} bytes, this rank expects {num_bytes}")
+                self._receive(self._parent, advance(views, received - _HEAD.size))
+            ahead = memoryview(_HEAD.pack(step, num_bytes))
             for child in self._children:
-                send_all(child, [head, view])
+                send_all(child, [ahead, *views])
 
     def close(self) -> None:
         for connection in list(self._peers):
@@ -156,30 +156,45 @@ class Tree:
 
     def _read(self, connection: socket.socket, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)
-        self._receive(connection, memoryview(data))
+        self._receive(connection, [memoryview(data)])
         return data
 
-    def _receive(self, connection: socket.socket, view: memoryview) -> None:
+    def _receive(self, connection: socket.socket, views: list[memoryview], num_wanted: int | None = None) -> int:
+        """Fill all views, or at least `num_wanted` bytes of them. Returns how many bytes have come."""
+        received = 0
+        wanted = sum(map(len, views)) if num_wanted is None else num_wanted
         try:
-            receive_all(connection, [view])
+            while received < wanted:
+                got = connection.recvmsg_into(views)[0]
+                if not got:
+                    raise ConnectionError("the other end closed the connection")
+                received, views = received + got, advance(views, got)
         except OSError as err:
             raise ConnectionError(f"{err} (closed by peer {self._peers.get(connection, '?')})") from err
+        return received
 
-    @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """One operation: seen by the heartbeat, and errors of sockets become what a cut collective raises."""
-        progress = self._worker.progress
-        progress.tree_ops = (
-            self.generation,
-            progress.tree_ops[1] + 1 if progress.tree_ops[0] == self.generation else 1,
-        )
+    def _named(self, what: str) -> _Operation:
+        return _Operation(self._worker.progress, self.generation, what)
+
+
+class _Operation:
+    """One operation: seen by the heartbeat, and errors of sockets become what a cut collective raises."""
+
+    __slots__ = ("_generation", "_progress", "_what")
+
+    def __init__(self, progress: Progress, generation: int, what: str) -> None:
+        self._progress, self._generation, self._what = progress, generation, what
+
+    def __enter__(self) -> None:
+        progress = self._progress
+        generation, number = progress.tree_ops
+        progress.tree_ops = (self._generation, number + 1 if generation == self._generation else 1)
         progress.is_in_tree = True
-        try:
-            yield
-        except OSError as err:
-            raise RuntimeError(f"ProcessGroup: {what} was cut: {err}") from err
-        finally:
-            progress.is_in_tree = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        self._progress.is_in_tree = False
+        if isinstance(error, OSError):
+            raise RuntimeError(f"ProcessGroup: {self._what} was cut: {error}") from error
 
 
 class Trees:
@@ -194,9 +209,9 @@ class Trees:
         """See `Tree.count`."""
         return self.current().count(step, is_pausing)
 
-    def spread(self, data: torch.Tensor) -> None:
+    def spread(self, views: list[memoryview]) -> None:
         """See `Tree.spread`."""
-        self.current().spread(self._worker.progress.v, data)
+        self.current().spread(self._worker.progress.v, views)
 
     def current(self) -> Tree:
         """A collective in the first call of a generation. Raises RuntimeError, Superseded."""

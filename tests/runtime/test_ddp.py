@@ -194,6 +194,99 @@ def test_all_buffers_of_rank_0_are_shared_bit_by_bit_at_once(make_cluster: Calla
     assert results[0]["issued"] == 1
 
 
+class Wire:
+    """In place of the tree: on rank 0 it takes what goes down, elsewhere it fills what is expected."""
+
+    def __init__(self, sent: bytes | None = None) -> None:
+        self.sent, self.num_views = sent, 0
+
+    def __call__(self, views: list[memoryview]) -> None:
+        self.num_views = len(views)
+        if self.sent is None:
+            self.sent = b"".join(views)
+            return
+        rest = self.sent
+        for view in views:
+            view[:], rest = rest[: len(view)], rest[len(view) :]
+        assert not rest
+
+
+def buffered(fill: float, num: int = 3, strided: bool = False) -> DistributedDataParallel:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.ones(2))
+    for i in range(num):
+        module.register_buffer(f"b{i}", torch.full((i % 5, 3), fill + i, dtype=(torch.float32, torch.float64)[i % 2]))
+    if strided:
+        module.b1 = torch.full((3, 1), fill, dtype=torch.float64).t()
+        module.b2 = torch.full((3, 2), fill).t()
+    return DistributedDataParallel(module, init_sync=False)
+
+
+@pytest.mark.parametrize("num", [3, 300])
+@pytest.mark.parametrize("is_strided", [(False, False), (True, False), (False, True)])
+def test_buffers_go_over_the_tree_with_or_without_a_copy(num: int, is_strided: tuple[bool, bool]) -> None:
+    """A rank may need a copy where another one does not."""
+    source, target = buffered(1.5, num, is_strided[0]), buffered(7.0, num, is_strided[1])
+    there = private_ddp.SharedBuffers(source, (sent := Wire()))
+    here = private_ddp.SharedBuffers(target, (got := Wire(b"")))
+    here._is_source = False
+    versions = [buffer._version for buffer in target.buffers()]
+    for add in range(3):
+        for buffer in source.buffers():
+            buffer.add_(add)
+        sent.sent = None
+        there.share()
+        got.sent = sent.sent
+        here.share()
+        assert all(map(torch.equal, source.buffers(), target.buffers()))
+        assert [buffer._version for buffer in target.buffers()] == versions
+    assert (sent.num_views == 1) == (num == 300 or is_strided[0])
+    assert (got.num_views == 1) == (num == 300 or is_strided[1])
+
+
+def move(ddp: DistributedDataParallel) -> None:
+    ddp.module.b1.data = torch.full((1, 3), 9.0, dtype=torch.float64)
+
+
+def shrink(ddp: DistributedDataParallel) -> None:
+    ddp.module.b1.resize_(1, 2)
+
+
+def grow(ddp: DistributedDataParallel) -> None:
+    ddp.module.b1.resize_(100, 100)
+    ddp.module.b1.fill_(4.0)
+
+
+@pytest.mark.parametrize("change", [move, shrink, grow])
+def test_memory_that_the_script_has_changed_in_place_is_found(
+    change: Callable[[DistributedDataParallel], None],
+) -> None:
+    """Where it was may belong to something else by now."""
+    ddp = buffered(1.0)
+    buffers = private_ddp.SharedBuffers(ddp, (wire := Wire()))
+    buffers.share()
+    before = wire.sent
+    change(ddp)
+    wire.sent = None
+    buffers.share()
+    assert wire.sent is not None and wire.sent != before
+    of_b1 = ddp.module.b1.numpy().tobytes()
+    assert of_b1 in wire.sent and ddp.module.b2.numpy().tobytes() in wire.sent
+
+
+def test_another_kind_of_tensor_at_the_same_place_is_left_to_ddp() -> None:
+    class Odd(torch.Tensor):
+        pass
+
+    ddp = buffered(1.0)
+    buffers = private_ddp.SharedBuffers(ddp, (wire := Wire()))
+    buffers.share()
+    ddp.module.b1 = ddp.module.b1.as_subclass(Odd)
+    wire.sent = None
+    buffers.share()
+    assert wire.sent is None
+
+
 def test_a_script_may_take_all_buffers_away() -> None:
     ddp = DistributedDataParallel(net())
     buffers = private_ddp.SharedBuffers(ddp)
@@ -208,7 +301,7 @@ def test_what_the_script_puts_in_place_of_buffers_is_found(how: str) -> None:
     """Without looking through all modules again in each step."""
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))))
     shared: list[list[float]] = []
-    buffers = private_ddp.SharedBuffers(ddp, lambda flat: shared.append(flat.view(torch.float32)[:4].tolist()))
+    buffers = private_ddp.SharedBuffers(ddp, lambda views: shared.append(list(views[0].cast("f")[:4])))
     buffers.share()
     buffers.share()
     assert len(shared) == 2

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import socket
 import struct
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from flashrec.runtime import tree
 from flashrec.runtime.board import Board
@@ -130,17 +131,37 @@ def test_a_vote_without_the_others_ends_after_the_limit(make_ranks) -> None:
 def test_bytes_of_rank_0_come_to_all(make_ranks) -> None:
     trees = make_ranks(12).connect()
     ranks = Ranks([each._worker for each in trees])
-    data = [torch.full((300_000,), rank, dtype=torch.uint8) for rank in range(12)]
-    data[0] = torch.arange(300_000).to(torch.uint8)
-    assert ranks.all(lambda rank: trees[rank].spread(3, data[rank])) == [None] * 12
-    assert all(torch.equal(each, data[0]) for each in data)
+    data = [[bytearray([rank]) * 200_000, bytearray([rank]) * 3, bytearray([rank]) * 100_000] for rank in range(12)]
+    data[0] = [bytearray(random.Random(7).randbytes(len(each))) for each in data[0]]
+    assert ranks.all(lambda rank: trees[rank].spread(3, list(map(memoryview, data[rank])))) == [None] * 12
+    assert all(each == data[0] for each in data)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (16,), (7, 20), (16, 1_000)])
+def test_bytes_that_come_in_pieces_are_put_together(make_ranks, sizes: tuple[int, ...]) -> None:
+    trees = make_ranks(2).connect()
+    ranks = Ranks([each._worker for each in trees])
+    sent = struct.pack("<qq", 3, 3_000) + random.Random(7).randbytes(3_000)
+
+    def spread(rank: int) -> None:
+        if rank == 0:
+            rest = memoryview(sent)
+            for size in (*sizes, len(sent)):
+                trees[0]._children[0].sendall(rest[:size])
+                rest = rest[size:]
+                time.sleep(0.05)  # else the kernel puts them together again
+        else:
+            trees[1].spread(3, [memoryview(data)[:1_000], memoryview(data)[1_000:]])
+
+    data = bytearray(3_000)
+    assert ranks.all(spread) == [None] * 2
+    assert data == sent[16:]
 
 
 def test_ranks_that_expect_other_bytes_say_so(make_ranks) -> None:
     trees = make_ranks(2).connect()
     ranks = Ranks([each._worker for each in trees])
-    data = [torch.zeros(4 + rank, dtype=torch.uint8) for rank in range(2)]
-    found = ranks.all(lambda rank: trees[rank].spread(3, data[rank]))
+    found = ranks.all(lambda rank: trees[rank].spread(3, [memoryview(bytearray(4 + rank))]))
     assert "rank 0 shares 4 bytes, this rank expects 5" in str(found[1])
 
 

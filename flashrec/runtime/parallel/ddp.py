@@ -23,7 +23,6 @@ are broadcast before each vote, too. Then every rank that knows the result of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,15 +34,13 @@ from flashrec.runtime.parallel import ddp_support as support
 from flashrec.runtime.snapshot import Stateful, freeze
 from flashrec.runtime.torch_private import ddp as private
 
-Spread = Callable[[torch.Tensor], None]
-
 
 class DdpInstances:
     """All DDP instances inside one model, in module order. See `flashrec.runtime.parallel.part.Part`."""
 
     name = "ddp"
 
-    def __init__(self, model: torch.nn.Module, spread: Spread | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, spread: private.Spread | None = None) -> None:
         """spread: see `private.SharedBuffers`. Raises NotImplementedError for a DDP that cannot be recovered."""
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         for ddp in found:
@@ -96,7 +93,7 @@ class DdpInstances:
 class _Instance:
     """One DDP and its reducer."""
 
-    def __init__(self, ddp: Any, spread: Spread | None) -> None:
+    def __init__(self, ddp: Any, spread: private.Spread | None) -> None:
         self._ddp = ddp
         self.hook_states = support.hook_states(ddp)
         self._hooks = private.comm_hooks(ddp)

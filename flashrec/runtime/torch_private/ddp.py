@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import operator
@@ -35,7 +36,9 @@ _NEEDED_OF_REDUCER = ("_autograd_hook", "_delay_all_reduce", "prepare_for_backwa
 _ALIGNMENT = 16
 _MAX_SHARED_BYTES = 16 << 20
 _MAX_SPREAD_BYTES = 1 << 20  # more goes faster through a broadcast, which sends from several ranks at once
+_MAX_DIRECT = 256  # more buffers than that are copied faster than the kernel gathers them
 BucketLayout = list[list[int]]
+Spread = Callable[[list[memoryview]], None]
 Usage = list[tuple[int, bool]]  # for each parameter: how often its hook fired in the first backward; has it a gradient
 
 
@@ -177,10 +180,11 @@ def shares_buffers(ddp: Any) -> bool:
 
 class SharedBuffers:
     """The buffers of one DDP, to be taken from rank 0. DDP itself broadcasts once for each dtype; this does it in one
-    go where they are plain, on one device, and small enough for a copy."""
+    go where they are plain, on one device, and small enough for a copy; and without the copy where they are few and
+    contiguous in host memory. What goes over the wire is the same, so that ranks may differ in that."""
 
-    def __init__(self, ddp: Any, spread: Callable[[torch.Tensor], None] | None = None) -> None:
-        """spread: a faster broadcast from rank 0 to all ranks, for plain host memory."""
+    def __init__(self, ddp: Any, spread: Spread | None = None) -> None:
+        """spread: a faster broadcast from rank 0 to all ranks, of bytes in host memory."""
         self._ddp = ddp
         ranks = dist.get_process_group_ranks(ddp.process_group)
         self._spread = spread if ranks == list(range(dist.get_world_size())) else None
@@ -188,6 +192,9 @@ class SharedBuffers:
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
+        self._direct: list[torch.Tensor] = []  # the buffers that were last looked at …
+        self._where: list[tuple[int, int]] = []  # … their addresses and sizes …
+        self._memory: list[memoryview] = []  # … and the memory at these, laid out like `_flat`; []: a copy is needed
         self._names: list[str] = []
         self._slots: list[tuple[dict[str, torch.Tensor | None], str]] = []  # where each buffer hangs in its module …
         self._edges: list[tuple[dict[str, Any], str, Any]] = []  # … and on the way there, each module in its parent
@@ -198,18 +205,40 @@ class SharedBuffers:
         buffers = self._newest()
         if not buffers:
             return
+        if self._spread is not None and (memory := self._memory_of(buffers)):
+            self._spread(memory)
+            return
         if not self._fit(buffers):
             ddp._sync_buffers()
             return
         with torch.no_grad(), _autograd._unsafe_preserve_version_counter(tuple(buffers)):
             if self._is_source:
                 torch._foreach_copy_(self._views, buffers)
-            if self._spread is not None and self._flat.nbytes <= _MAX_SPREAD_BYTES and self._flat.device.type == "cpu":
-                self._spread(self._flat)
+            if self._spread is not None and self._is_spreadable():
+                self._spread([_bytes_at(self._flat)])
             else:
                 dist.broadcast(self._flat, group=ddp.process_group, group_src=0)
             if not self._is_source:
                 torch._foreach_copy_(buffers, self._views)
+
+    def _is_spreadable(self) -> bool:
+        return self._flat.nbytes <= _MAX_SPREAD_BYTES and self._flat.device.type == "cpu"
+
+    def _memory_of(self, buffers: list[torch.Tensor]) -> list[memoryview]:
+        """The buffers themselves, with what lies between them in `_flat`. []: they have to be copied."""
+        is_as_known = len(buffers) == len(self._direct) and all(map(operator.is_, buffers, self._direct))
+        if is_as_known and [(each.data_ptr(), each.nbytes) for each in buffers] == self._where:
+            return self._memory
+        self._direct, self._where, self._memory = [], [], []
+        if not self._fit(buffers) or not self._is_spreadable() or len(buffers) > _MAX_DIRECT:
+            return []
+        if not all(each.is_contiguous() and not each.is_conj() and not each.is_neg() for each in buffers):
+            return []
+        self._direct, self._where = buffers, [(each.data_ptr(), each.nbytes) for each in buffers]
+        padding = memoryview(bytearray(_ALIGNMENT))
+        for each in buffers:
+            self._memory += [view for view in (_bytes_at(each), padding[: -each.nbytes % _ALIGNMENT]) if view.nbytes]
+        return self._memory
 
     def _newest(self) -> list[torch.Tensor]:
         """Since its forward began, when DDP has looked itself, the script may have put others in their place."""
@@ -250,6 +279,13 @@ class SharedBuffers:
             for start, buffer in zip(starts, buffers, strict=False)
         ]
         return True
+
+
+def _bytes_at(tensor: torch.Tensor) -> memoryview:
+    """Its memory, contiguous and on the CPU. Not as `numpy()` has it: nothing could resize such a tensor any more."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 # ---- what the script has asked for -----------------------------------------------------------------------------------
