@@ -11,7 +11,6 @@ from flashrec.transport.page import Page
 from flashrec.wire.messages import WorkerBeat
 
 Seen = tuple[bool | None, dict[str, int]]
-_ON_PAGE = frozenset({"where", "quiet"})
 
 
 @dataclass
@@ -26,18 +25,36 @@ class Progress:
     passed: int = -1
     valid: bool = True
     reported: int = -1  # newest generation for which this rank has reported
-    where: str = "init"  # 'init', 'idle', 'step', 'vote', 'optimizer', 'recovery', 'done'
-    quiet: str = ""  # why this rank may stand still; '': no reason
     page: Page | None = field(default=None, repr=False)  # 'where' and 'quiet' are written there, too
     has_tree: bool = False  # votes go over `tree`, whose operations are collectives, too
     tree_ops: tuple[int, int] = (-1, 0)  # (generation, operations begun in it)
     is_in_tree: bool = False
     look: Callable[[], Seen] = field(default=lambda: (None, {}), repr=False)  # waiting, collectives issued
 
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if name in _ON_PAGE and (page := getattr(self, "page", None)) is not None:
-            page.write(self.where, self.quiet)
+    _where: str = "init"
+    _quiet: str = ""
+
+    @property
+    def where(self) -> str:
+        """'init', 'idle', 'step', 'vote', 'optimizer', 'recovery', 'done'"""
+        return self._where
+
+    @where.setter
+    def where(self, where: str) -> None:
+        self._where = where
+        if self.page is not None:
+            self.page.write_where(where)
+
+    @property
+    def quiet(self) -> str:
+        """Why this rank may stand still; '': no reason."""
+        return self._quiet
+
+    @quiet.setter
+    def quiet(self, why: str) -> None:
+        self._quiet = why
+        if self.page is not None:
+            self.page.write_quiet(why)
 
     def beat(self) -> WorkerBeat:
         waiting, collectives = self.look()

@@ -24,6 +24,7 @@ from flashrec.runtime.torch_private import optim
 from flashrec.runtime.torch_private.tensors import version
 
 logger = logging.getLogger("flashrec.runtime")
+_UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 MAX_SNAPSHOT_BYTES = 1 << 20
 
 
@@ -102,22 +103,17 @@ class Snapshot:
     def take(self, step: int) -> None:
         """`step` begins."""
         self._step = step
-        states = {name: freeze(object_.state_dict()) for name, object_ in self._kept.items()}
-        for name, state in states.items():
-            if name in self._states:
-                self._changes[name] = self._changes.get(name, True) and not is_equal(state, self._states[name])
-        self._states = states
-        versions = self._versions_now()
-        for name, known in self._versions.items():
-            self._changes[name] = self._changes.get(name, True) and versions[name] != known
-        self._versions = versions
-        self._hyper = [
-            [
-                {key: freeze(value) for key, value in group.items() if key != "params"}
-                for group in optimizer.param_groups
-            ]
-            for optimizer in self._optimizers
-        ]
+        changes, before = self._changes, self._states
+        self._states = {name: freeze(object_.state_dict()) for name, object_ in self._kept.items()}
+        for name, known in before.items():
+            if changes.get(name, True):
+                changes[name] = not is_equal(self._states[name], known)
+        if self._large:
+            versions = self._versions_now()
+            for name, numbers in self._versions.items():
+                changes[name] = changes.get(name, True) and versions[name] != numbers
+            self._versions = versions
+        self._hyper = [list(map(_without_params, optimizer.param_groups)) for optimizer in self._optimizers]
         if self._keeps_random_state:
             self._random = seeds.state()
         for buffers in self._in_ddp:
@@ -191,10 +187,10 @@ class Snapshot:
 def freeze(value: Any) -> Any:
     """A copy that later changes of the original do not reach."""
     kind = type(value)
-    if kind in (int, float, str, bool, bytes) or value is None:
+    if kind in _UNCHANGING:
         return value
     if kind is dict:
-        return {key: freeze(item) for key, item in value.items()}
+        return {key: item if type(item) in _UNCHANGING else freeze(item) for key, item in value.items()}
     if kind is list:
         return [freeze(item) for item in value]
     if kind is tuple:
@@ -204,10 +200,16 @@ def freeze(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: item if type(item) in _UNCHANGING else freeze(item) for key, item in group.items() if key != "params"}
+
+
 def is_equal(one: Any, other: Any) -> bool:
     """Equality of two frozen values; tensors and arrays by content."""
     if type(one) is not type(other):
         return False
+    if type(one) in _UNCHANGING:
+        return bool(one == other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

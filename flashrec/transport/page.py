@@ -9,6 +9,7 @@ The file lies beside the agent's socket (mode 0600) and goes with the worker.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from pathlib import Path
@@ -28,10 +29,16 @@ class Page:
         finally:
             os.close(fd)
 
-    def write(self, where: str, quiet: str) -> None:
-        self._memory[:_WHERE_BYTES] = where.encode()[:_WHERE_BYTES].ljust(_WHERE_BYTES, b"\0")
-        room = _PAGE_BYTES - _WHERE_BYTES
-        self._memory[_WHERE_BYTES:] = quiet.encode()[:room].ljust(room, b"\0")
+    def write_where(self, where: str) -> None:
+        self._memory[:_WHERE_BYTES] = _pad(where, _WHERE_BYTES)
+
+    def write_quiet(self, quiet: str) -> None:
+        self._memory[_WHERE_BYTES:] = _pad(quiet, _PAGE_BYTES - _WHERE_BYTES)
+
+
+@functools.lru_cache(maxsize=64)
+def _pad(text: str, num_bytes: int) -> bytes:
+    return text.encode()[:num_bytes].ljust(num_bytes, b"\0")
 
 
 def read(path: Path) -> tuple[str, str] | None:

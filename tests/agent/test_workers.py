@@ -436,14 +436,15 @@ def test_a_silent_worker_that_is_quiet_is_left_alone() -> None:
             await it.started(task(0))
             _kept = await joined(it)
             shared = Page(page_path(it.socket, 0, 1))
-            shared.write("idle", "checkpoint")
+            shared.write_where("idle")
+            shared.write_quiet("checkpoint")
             it.workers.beat()
             it.workers._lives[0, 1].heard_at -= 6.0
             (tag,) = it.workers.beat()
             assert (tag.where, tag.quiet, tag.process) == ("idle", "checkpoint", state_of(os.getpid()))
             assert tag.silent_s >= 6.0
             assert not it.workers._lives[0, 1].is_doomed
-            shared.write("idle", "")
+            shared.write_quiet("")
             it.workers.beat()
             assert it.workers._lives[0, 1].is_doomed
             await until(lambda: it.of(e.WorkerExited))
