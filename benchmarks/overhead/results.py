@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,23 @@ from benchmarks.figures import put_table, quartiles
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance/overhead.md"
 BEGIN, END = "<!-- table: benchmarks/results/overhead.md -->", "<!-- end -->"
-PARTS = ("enter", "snapshot", "seeding", "parts", "vote", "leave")  # what is timed; the first holds the next two
+PARTS = (
+    "enter",
+    "snapshot",
+    "seeding",
+    "agreeing",
+    "parts",
+    "vote",
+    "leave",
+)  # timed; "enter" and "agreeing" hold the next two
+TOGETHER = ("agreeing", "parts", "vote")  # ranks wait for each other in them
 SKIPPED = 2  # steps at the begin of a block
+_RESAMPLED = 2000
 
 
 class Row(msgspec.Struct):
-    """One layout, size and length of a step. plain_ms, guarded_ms: median of each block. parts_us: median of a call."""
+    """One layout, size and length of a step. plain_ms, guarded_ms: median of each block. parts_us: see
+    `durations_us`."""
 
     layout: str
     ranks: int
@@ -34,8 +46,24 @@ class Row(msgspec.Struct):
         return [guarded / plain for plain, guarded in zip(self.plain_ms, self.guarded_ms, strict=True)]
 
     @property
+    def differences_ms(self) -> list[float]:
+        return [guarded - plain for plain, guarded in zip(self.plain_ms, self.guarded_ms, strict=True)]
+
+    @property
     def added_ms(self) -> float:
-        return statistics.median(g - p for p, g in zip(self.plain_ms, self.guarded_ms, strict=True))
+        return statistics.median(self.differences_ms)
+
+    @property
+    def added_interval_ms(self) -> tuple[float, float]:
+        """95 % of the medians of as many pairs, drawn from these with replacement (bootstrap)."""
+        draw, found = random.Random(1), self.differences_ms
+        medians = sorted(statistics.median(draw.choices(found, k=len(found))) for _ in range(_RESAMPLED))
+        return medians[round(0.025 * _RESAMPLED)], medians[round(0.975 * _RESAMPLED) - 1]
+
+    @property
+    def calls_ms(self) -> float:
+        """What all calls of `with step:` take in one step."""
+        return sum(self.parts_us.get(part, 0.0) for part in ("enter", "agreeing", "leave")) / 1e3
 
 
 class Results(msgspec.Struct):
@@ -47,10 +75,26 @@ def median_ms(blocks: list[list[float]]) -> list[float]:
     return [round(1e3 * statistics.median(block[SKIPPED:]), 4) for block in blocks]
 
 
+def durations_us(calls: list[dict[str, list[tuple[float, float]]]]) -> dict[str, float]:
+    """Microseconds of each part, median of its calls. calls: of each rank, begin and end in seconds of one clock. Where
+    ranks wait for each other it is counted from the arrival of the last one to the departure of the last one, for plain
+    torch waits for it as well; elsewhere it is that of the slowest rank."""
+    found = {}
+    for part in PARTS:
+        same = list(zip(*(rank[part] for rank in calls), strict=False))
+        if part in TOGETHER:
+            seconds = [max(end for _, end in each) - max(begin for begin, _ in each) for each in same]
+        else:
+            seconds = [max(end - begin for begin, end in each) for each in same]
+        found[part] = round(1e6 * statistics.median(seconds), 2)
+    return found
+
+
 def table(results: Results) -> str:
     """Markdown."""
     columns = (
-        *("layout", "ranks", "plain (ms)", "guarded (ms)", "ratio, median (quartiles)", "added (ms)"),
+        *("layout", "ranks", "plain (ms)", "guarded (ms)", "ratio, median (quartiles)"),
+        *("added (ms), 95 %", "calls (ms)", "calls (%)"),
         *(f"{part} (ms)" for part in PARTS),
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -63,7 +107,9 @@ def table(results: Results) -> str:
             f"{statistics.median(row.plain_ms):.2f}",
             f"{statistics.median(row.guarded_ms):.2f}",
             f"{middle:.3f} ({low:.3f} to {high:.3f})",
-            f"{row.added_ms:.2f}",
+            "{:.2f} ({:.2f} to {:.2f})".format(row.added_ms, *row.added_interval_ms),
+            f"{row.calls_ms:.2f}",
+            f"{100 * row.calls_ms / statistics.median(row.plain_ms):.2f}",
             *(f"{parts.get(name, 0) / 1e3:.3f}" for name in PARTS),
         ]
         lines.append(f"| {' | '.join(cells)} |")

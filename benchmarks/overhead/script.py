@@ -27,9 +27,10 @@ _kept: list[object] = []
 
 
 def main(
-    out: str, layout: str, turns: str, pad_s: float, blocks: int, steps: int, plain: bool, rendezvous: str
-) -> None:
-    """Write the seconds of each step of each block, and for the guarded job what its parts take."""
+    out: str, layout: str, turns: str, pad_s: float, blocks: int, steps: int, timed_steps: int, plain: bool,
+    rendezvous: str,
+) -> None:  # fmt: skip
+    """Write the seconds of each step of each block, and for the guarded job when its parts began and ended."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     torch.set_num_threads(1)
     if plain:
@@ -58,7 +59,7 @@ def main(
         for optimizer in setup.optimizers:
             optimizer.zero_grad()
 
-    parts: dict[str, list[float]] = {}
+    parts: dict[str, list[tuple[float, float]]] = {}
     if plain:
         for step in range(blocks * steps):
             clock.begin(step)
@@ -66,7 +67,7 @@ def main(
             clock.end(step)
     else:
         session = flashrec.Session(setup.model, setup.optimizers, state=setup.state, **setup.session)
-        for step in session.steps((blocks + 1) * steps):
+        for step in session.steps(blocks * steps + timed_steps):
             number = int(step)
             if number < blocks * steps:
                 clock.begin(number)
@@ -107,22 +108,24 @@ class _Clock:
             (self._turns / f"{self._name}.{len(self.blocks) - 1}.{os.environ['RANK']}").touch()
 
 
-def _time_parts() -> dict[str, list[float]]:
-    """From now on, seconds of each call of what `with step:` adds."""
+def _time_parts() -> dict[str, list[tuple[float, float]]]:
+    """From now on, begin and end of each call of what `with step:` adds, in seconds of the machine's clock."""
     from flashrec.runtime import step as guard
     from flashrec.runtime.parallel.part import Parts
     from flashrec.runtime.snapshot import Snapshot
     from flashrec.runtime.vote import Vote
 
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = found[name] = []
+
         def run(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                found.setdefault(name, []).append(time.perf_counter() - began)
+                calls.append((began, time.perf_counter()))
 
         return run
 
@@ -131,5 +134,6 @@ def _time_parts() -> dict[str, list[float]]:
     Parts.before_vote = timed("parts", Parts.before_vote)  # type: ignore[method-assign]
     guard.seed_all = timed("seeding", guard.seed_all)  # type: ignore[attr-defined]
     guard.StepGuard.enter = timed("enter", guard.StepGuard.enter)  # type: ignore[method-assign]
+    guard.StepGuard._pass_vote = timed("agreeing", guard.StepGuard._pass_vote)  # type: ignore[method-assign]
     guard.StepGuard.leave = timed("leave", guard.StepGuard.leave)  # type: ignore[method-assign]
     return found

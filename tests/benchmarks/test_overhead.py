@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overhead.__main__ import measure
-from benchmarks.overhead.results import BEGIN, END, PAGE, PARTS, RESULTS, Results, Row, median_ms, table
+from benchmarks.overhead.__main__ import measure, num_blocks
+from benchmarks.overhead.results import (
+    BEGIN,
+    END,
+    PAGE,
+    PARTS,
+    RESULTS,
+    TOGETHER,
+    Results,
+    Row,
+    durations_us,
+    median_ms,
+    table,
+)
 
 
 def test_a_ratio_is_that_of_neighbouring_blocks() -> None:
     row = Row("ddp", 2, 10, plain_ms=[10, 20, 30], guarded_ms=[11, 20, 36])
     assert row.ratios == pytest.approx([1.1, 1.0, 1.2])
     assert row.added_ms == pytest.approx(1)
-    assert "| ddp | 2 | 20.00 | 20.00 | 1.100 (1.050 to 1.150) | 1.00 |" in table(Results({}, [row]))
+    assert row.added_interval_ms == (0, 6)
+    row.parts_us = {"enter": 150.0, "snapshot": 50.0, "agreeing": 240.0, "vote": 99.0, "leave": 10.0}
+    wanted = "| ddp | 2 | 20.00 | 20.00 | 1.100 (1.050 to 1.150) | 1.00 (0.00 to 6.00) | 0.40 | 2.00 |"
+    assert wanted in table(Results({}, [row]))
+
+
+def test_an_interval_is_narrower_with_more_pairs() -> None:
+    few = Row("ddp", 2, 10, plain_ms=[10] * 6, guarded_ms=[10, 11, 12] * 2)
+    many = Row("ddp", 2, 10, plain_ms=[10] * 300, guarded_ms=[10, 11, 11.5, 12, 12.5] * 60)
+    assert few.added_interval_ms == (0, 2)
+    assert 1 < many.added_interval_ms[0] <= many.added_ms <= many.added_interval_ms[1] < 2
+
+
+def test_waiting_for_the_slowest_rank_does_not_count() -> None:
+    ms = 1e-3
+    early = {part: [(0.0, 9 * ms), (10 * ms, 19 * ms)] for part in PARTS}
+    late = {part: [(8 * ms, 8.5 * ms), (18 * ms, 18.5 * ms)] for part in PARTS}
+    found = durations_us([early, late])
+    assert {part: found[part] for part in TOGETHER} == dict.fromkeys(TOGETHER, pytest.approx(1000))
+    assert {found[part] for part in PARTS if part not in TOGETHER} == {9000.0}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pad_ms", "wanted"), [(2, 50, 36), (2, 10, 9), (2, 250, 3), (4, 50, 12), (4, 10, 9), (2, 33, 36)]
+)
+def test_the_row_of_the_aim_gets_most_of_the_time(ranks: int, pad_ms: float, wanted: int) -> None:
+    assert num_blocks(36, ranks, pad_ms, cores=2) == wanted
 
 
 def test_the_first_steps_of_a_block_do_not_count() -> None:
@@ -30,4 +68,4 @@ def test_both_jobs_take_turns_to_the_end() -> None:
     assert len(row.plain_ms) == len(row.guarded_ms) == 2
     assert min(row.plain_ms + row.guarded_ms) > 1
     assert set(row.parts_us) == set(PARTS)
-    assert row.parts_us["vote"] > row.parts_us["leave"] > 0
+    assert row.parts_us["agreeing"] > row.parts_us["leave"] > 0
