@@ -77,7 +77,7 @@ class LargeState:
     def open(self, step: int) -> None:
         """The snapshot, taken next, notes the versions."""
 
-    def before_vote(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Raises RuntimeError that names what was changed too early."""
         if names := self._snapshot.changed_large():
             raise RuntimeError(

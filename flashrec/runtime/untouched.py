@@ -43,7 +43,7 @@ class Untouched:
         self._is_open = True
         self._versions = [param._version for param in self._params]
 
-    def before_vote(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Raises RuntimeError that names a parameter which was changed too early, or is about to be."""
         self._is_open = False
         if optim.is_in_backward():

@@ -84,9 +84,6 @@ class Update:
 
     # ---- as a part
 
-    def before_vote(self, step: int) -> None:
-        """Nothing to do."""
-
     def settle_for(self, step: int) -> None:
         """Undo the update of `step` if there was one: it did not count."""
         if self._undo.step == step:

@@ -23,6 +23,7 @@ from flashrec.runtime import seed as seeds
 from flashrec.runtime.board import Board
 from flashrec.runtime.errors import Superseded, UnsupportedTorch, WaitedTooLong, is_communication, peers_named_by
 from flashrec.runtime.farewell import fingerprint
+from flashrec.runtime.parallel.part import Parts
 from flashrec.runtime.snapshot import Snapshot
 from flashrec.runtime.torch_private import groups, versions
 from flashrec.wire import messages as m
@@ -31,6 +32,26 @@ FULL = {
     "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "FLASHREC_SOCKET": "/run/x", "FLASHREC_SECRET_FILE": "/run/s",
     "FLASHREC_INCARNATION": "3", "FLASHREC_GENERATION": "4", "FLASHREC_JOINS": "1",
 }  # fmt: skip
+
+
+# ---- parts of a session
+
+
+class _Says:
+    """A part that has only what a test gives it."""
+
+    def __init__(self, name: str, told: list[str], *calls: str) -> None:
+        self.name = name
+        for call in calls:
+            setattr(self, call, lambda step, call=call: told.append(f"{name} {call} {step}"))
+
+
+def test_all_parts_look_before_one_of_them_waits_for_others() -> None:
+    told: list[str] = []
+    both = ("check", "before_vote")
+    parts = Parts([_Says("b", told, *both), _Says("c", told), _Says("d", told, "check"), _Says("a", told, *both)])
+    parts.before_vote(3)
+    assert told == ["a check 3", "b check 3", "d check 3", "a before_vote 3", "b before_vote 3"]
 
 
 # ---- environment

@@ -60,7 +60,7 @@ def test_a_large_object_that_is_advanced_after_the_vote_is_in_order() -> None:
     ema, net, snapshot, large = average()
     for step in range(3):
         snapshot.take(step)
-        large.before_vote(step)
+        large.check(step)
         ema.update_parameters(net)
         assert snapshot.left_behind() == []
 
@@ -70,7 +70,7 @@ def test_a_large_object_that_changes_before_the_vote_is_an_error() -> None:
     snapshot.take(4)
     ema.update_parameters(net)
     with pytest.raises(RuntimeError, match=r"step 4 has changed state\['ema'\] before optimizer.step\(\)"):
-        large.before_vote(4)
+        large.check(4)
 
 
 def test_a_large_object_that_was_left_behind_is_known_from_experience() -> None:

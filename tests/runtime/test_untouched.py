@@ -27,7 +27,7 @@ def test_an_ordinary_step_leaves_parameters_alone_until_the_vote() -> None:
         untouched.open(step)
         model(torch.randn(8, 4)).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        untouched.before_vote(step)
+        untouched.check(step)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -40,7 +40,7 @@ def test_a_parameter_that_is_changed_before_the_vote_is_named() -> None:
     with torch.no_grad():
         model[2].bias.clamp_(0, 1)
     with pytest.raises(RuntimeError, match=r"step 3 has changed 1 parameters, 2\.bias for one"):
-        untouched.before_vote(3)
+        untouched.check(3)
 
 
 @pytest.mark.parametrize("kind", ["foreach", "fused"])
@@ -55,7 +55,7 @@ def test_an_unknown_optimizer_may_not_step_before_the_vote(kind: str) -> None:
     unrelated.step()
     with pytest.raises(RuntimeError, match=r"AdamW is about to change 2\.weight before"):
         unknown.step()
-    untouched.before_vote(3)
+    untouched.check(3)
     known.step()
     unknown.step()  # whatever comes after the vote is the script's business
 
@@ -64,7 +64,7 @@ def test_an_optimizer_of_the_session_may_not_step_inside_of_the_backward() -> No
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     untouched = Untouched(model, [optimizer])
-    optimizer.register_step_pre_hook(lambda *_: untouched.before_vote(0))  # as the session does
+    optimizer.register_step_pre_hook(lambda *_: untouched.check(0))  # as the session does
     model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     untouched.open(0)
     with pytest.raises(RuntimeError, match=r"inside of the backward"):

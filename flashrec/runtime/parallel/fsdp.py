@@ -51,9 +51,6 @@ class FsdpModules:
         """Where gradients are reduced; with an offload policy parameters are elsewhere."""
         return private.device(self._states[0][1])
 
-    def before_vote(self, step: int) -> None:
-        """Nothing is due: all collectives of a step are issued by forward and backward."""
-
     def settle_for(self, step: int) -> None:
         """The flags are put back by the snapshot."""
         self._settle()

@@ -18,9 +18,6 @@ class Part(Protocol):
 
     name: str  # of the kind, the same on every rank
 
-    def before_vote(self, step: int) -> None:
-        """All gradients of `step` are there, on every rank alike; the same collectives may be issued on all ranks."""
-
     def settle_for(self, step: int) -> None:
         """After a fence, on a rank that keeps its state: as it was when `step` began. No communication."""
 
@@ -44,19 +41,40 @@ class Opener(Protocol):
         """`step` begins, for the first time or again. No communication. What it raises is told to the script."""
 
 
+@runtime_checkable
+class Checker(Protocol):
+    """A `Part` that looks whether this rank may vote for a step."""
+
+    def check(self, step: int) -> None:
+        """All gradients of `step` are there. No communication. What it raises is told to the script."""
+
+
+@runtime_checkable
+class Voter(Protocol):
+    """A `Part` that has to do something before each vote."""
+
+    def before_vote(self, step: int) -> None:
+        """All gradients of `step` are there, on every rank alike; the same collectives may be issued on all ranks."""
+
+
 class Parts:
     """The parts of one session, in an order that all ranks share."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self._parts = sorted(parts, key=lambda part: part.name)
         self._openers = [part for part in self._parts if isinstance(part, Opener)]
+        self._checkers = [part for part in self._parts if isinstance(part, Checker)]
+        self._voters = [part for part in self._parts if isinstance(part, Voter)]
 
     def open(self, step: int) -> None:
         for part in self._openers:
             part.open(step)
 
     def before_vote(self, step: int) -> None:
-        for part in self._parts:
+        """The checks first: what comes after them may wait for other ranks, and they wait for whatever precedes it."""
+        for checker in self._checkers:
+            checker.check(step)
+        for part in self._voters:
             part.before_vote(step)
 
     def settle_for(self, step: int) -> None:

@@ -70,9 +70,6 @@ class ZeroOptimizers:
                 f"it is spread over ranks {', '.join(map(str, group))} (process_group=)",
             )
 
-    def before_vote(self, step: int) -> None:
-        """Nothing is owed before an update."""
-
     def settle_for(self, step: int) -> None:
         """Nothing is kept from step to step."""
 

@@ -192,8 +192,7 @@ class SharedBuffers:
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
-        self._direct: list[torch.Tensor] = []  # the buffers that were last looked at …
-        self._where: list[tuple[int, int]] = []  # … their addresses and sizes …
+        self._where: list[tuple[torch.Tensor, int, int]] = []  # the buffers last looked at, their addresses and sizes …
         self._memory: list[memoryview] = []  # … and the memory at these, laid out like `_flat`; []: a copy is needed
         self._names: list[str] = []
         self._slots: list[tuple[dict[str, torch.Tensor | None], str]] = []  # where each buffer hangs in its module …
@@ -201,13 +200,18 @@ class SharedBuffers:
 
     def share(self) -> None:
         """Give all ranks of the group the buffers of its rank 0. A collective."""
+        if self._spread is not None and self._memory and self._is_as_before():
+            self._spread(self._memory)
+            return
         ddp = self._ddp
         buffers = self._newest()
         if not buffers:
             return
-        if self._spread is not None and (memory := self._memory_of(buffers)):
-            self._spread(memory)
-            return
+        if self._spread is not None:
+            self._memory = self._memory_of(buffers)
+            if self._memory:
+                self._spread(self._memory)
+                return
         if not self._fit(buffers):
             ddp._sync_buffers()
             return
@@ -226,19 +230,26 @@ class SharedBuffers:
 
     def _memory_of(self, buffers: list[torch.Tensor]) -> list[memoryview]:
         """The buffers themselves, with what lies between them in `_flat`. []: they have to be copied."""
-        is_as_known = len(buffers) == len(self._direct) and all(map(operator.is_, buffers, self._direct))
-        if is_as_known and [(each.data_ptr(), each.nbytes) for each in buffers] == self._where:
-            return self._memory
-        self._direct, self._where, self._memory = [], [], []
         if not self._fit(buffers) or not self._is_spreadable() or len(buffers) > _MAX_DIRECT:
             return []
         if not all(each.is_contiguous() and not each.is_conj() and not each.is_neg() for each in buffers):
             return []
-        self._direct, self._where = buffers, [(each.data_ptr(), each.nbytes) for each in buffers]
+        self._where = [(each, each.data_ptr(), each.nbytes) for each in buffers]
         padding = memoryview(bytearray(_ALIGNMENT))
-        for each in buffers:
-            self._memory += [view for view in (_bytes_at(each), padding[: -each.nbytes % _ALIGNMENT]) if view.nbytes]
-        return self._memory
+        views = [view for each in buffers for view in (_bytes_at(each), padding[: -each.nbytes % _ALIGNMENT])]
+        return [view for view in views if view.nbytes]
+
+    def _is_as_before(self) -> bool:
+        """Is `_memory` that of the buffers which the module has now? In plain loops: this is done in each step."""
+        if list(self._ddp.named_module_buffers) != self._names:
+            return False
+        for children, name, child in self._edges:
+            if children.get(name) is not child:
+                return False
+        for (slot, name), (buffer, address, size) in zip(self._slots, self._where, strict=True):
+            if slot.get(name) is not buffer or buffer.data_ptr() != address or buffer.nbytes != size:
+                return False
+        return True
 
     def _newest(self) -> list[torch.Tensor]:
         """Since its forward began, when DDP has looked itself, the script may have put others in their place."""
