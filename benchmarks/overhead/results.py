@@ -90,6 +90,16 @@ def durations_us(calls: list[dict[str, list[tuple[float, float]]]]) -> dict[str,
     return found
 
 
+def merge(lives: list[Row]) -> Row:
+    """The same row measured with several pairs of jobs."""
+    first = lives[0]
+    parts_us = {part: round(statistics.median(row.parts_us[part] for row in lives), 2) for part in first.parts_us}
+    plain_ms, guarded_ms = (
+        [each for row in lives for each in getattr(row, name)] for name in ("plain_ms", "guarded_ms")
+    )
+    return Row(first.layout, first.ranks, first.pad_ms, plain_ms, guarded_ms, parts_us)
+
+
 def table(results: Results) -> str:
     """Markdown."""
     columns = (

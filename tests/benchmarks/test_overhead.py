@@ -16,6 +16,7 @@ from benchmarks.overhead.results import (
     Row,
     durations_us,
     median_ms,
+    merge,
     table,
 )
 
@@ -35,6 +36,11 @@ def test_an_interval_is_narrower_with_more_pairs() -> None:
     many = Row("ddp", 2, 10, plain_ms=[10] * 300, guarded_ms=[10, 11, 11.5, 12, 12.5] * 60)
     assert few.added_interval_ms == (0, 2)
     assert 1 < many.added_interval_ms[0] <= many.added_ms <= many.added_interval_ms[1] < 2
+
+
+def test_pairs_of_several_jobs_are_one_row() -> None:
+    lives = [Row("ddp", 2, 10, plain_ms=[i], guarded_ms=[i + 1], parts_us={"enter": float(i)}) for i in (3, 8, 4)]
+    assert merge(lives) == Row("ddp", 2, 10, plain_ms=[3, 8, 4], guarded_ms=[4, 9, 5], parts_us={"enter": 4.0})
 
 
 def test_waiting_for_the_slowest_rank_does_not_count() -> None:
