@@ -30,8 +30,9 @@ class FrameReader:
         self._max = max_frame_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take received bytes, return the frames that are complete now. Raises ProtocolError."""
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """Take received bytes (and keep none of `data` itself), return the frames that are complete now. Raises
+        ProtocolError."""
         if self._buffer:
             self._buffer += data
             frames, end = self._cut(self._buffer)
@@ -41,7 +42,7 @@ class FrameReader:
             self._buffer += data[end:]
         return frames
 
-    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+    def _cut(self, data: bytes | bytearray | memoryview) -> tuple[list[bytes], int]:
         """Whole frames at the beginning of `data`, and where they end."""
         frames: list[bytes] = []
         start = 0

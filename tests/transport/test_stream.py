@@ -234,6 +234,27 @@ def test_a_channel_that_listens_misses_nothing(taken: int) -> None:
     played(scene)
 
 
+def test_what_channels_that_listen_receive_in_turn_is_not_mixed_up() -> None:
+    """They receive into the same buffer, and here every piece ends within a frame."""
+
+    async def scene(pair: Pair, port: int) -> None:
+        both = [await connected(pair, port) for _ in range(2)]
+        heard: list[list] = [[], []]
+        tasks = [await listening(server, one) for (_, server), one in zip(both, heard, strict=True)]
+        said = [JOINED, JOINED[::-1]]
+        whole = [b"".join(map(frames.framed, messages)) for messages in said]
+        for start in range(0, len(whole[0]), 5):
+            for (client, _), data in zip(both, whole, strict=True):
+                client.send_framed(data[start : start + 5])
+                await asyncio.sleep(0.001)
+        for (client, _), task in zip(both, tasks, strict=True):
+            await client.drain_and_close()
+            await task
+        assert heard == said
+
+    played(scene)
+
+
 def test_a_stream_that_has_ended_before_it_is_listened_to() -> None:
     async def scene(pair: Pair, port: int) -> None:
         client, server = await connected(pair, port)
