@@ -125,10 +125,10 @@ class Measured(Manager):
     def note(self, what: str) -> None:
         self.marks.append(Mark(what, time.monotonic(), time.process_time()))
 
-    def emit(self, event: e.AnyEvent) -> None:
-        if isinstance(event, e.NodeCondemned | e.NodesCondemned):
+    def emit_all(self, events: Sequence[e.AnyEvent]) -> None:
+        if isinstance(events[0], e.NodeCondemned | e.NodesCondemned):  # these come alone
             self.note("condemned")
-        super().emit(event)
+        super().emit_all(events)
 
     def _launcher(self, port: int) -> Any:
         self.fleet.order(

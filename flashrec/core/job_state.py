@@ -6,6 +6,7 @@ docs/concepts/recovery.md.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from flashrec.core import effects, endings, ladder
@@ -58,7 +59,7 @@ class JobState:
         self._homeless: endings.Ending | None = None  # how the job ends unless its survivors can write a checkpoint
         self._has_launched = False  # in this recovery
         self._has_left = False  # some worker has ended in good order
-        self._asked: dict[str, Unanimous] = {}
+        self._asked = defaultdict[str, Unanimous](Unanimous)
         self._all_put_aside = Unanimous()
         self._active = Unanimous()  # the first nodes, whose agents the first start waits for
         self._out: list[AnyEffect] = []
@@ -81,7 +82,7 @@ class JobState:
 
     def _all(self, what: str, condition: Callable[[Slot], object]) -> bool:
         """`condition`, which is called `what`, holds for all acting lives."""
-        return self._asked.setdefault(what, Unanimous()).is_met(self.members.slots, condition)
+        return self._asked[what].is_met(self.members.slots, condition)
 
     def _begin_generation(self) -> None:
         self.generation += 1

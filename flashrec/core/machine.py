@@ -7,6 +7,7 @@ Here is what each event means; `core.phases` has the table of phases and moves b
 from __future__ import annotations
 
 from itertools import islice
+from typing import get_args
 
 from flashrec.core import endings, events
 from flashrec.core.effects import AnyEffect
@@ -16,6 +17,7 @@ from flashrec.core.membership import Members, Slot
 from flashrec.core.phases import Phases
 from flashrec.core.types import Phase
 
+_OF_A_RANK = frozenset(kind for kind in get_args(AnyEvent) if "rank" in kind.__struct_fields__)
 # Others of the same rank have no part in the training, whatever they say.
 _OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
 # Every rank says so while the job trains, and no planned swap depends on it.
@@ -54,20 +56,19 @@ class Machine(Phases):
         """True for speech of an older generation, of a former life of a worker or node, or of an unknown rank."""
         if isinstance(event, events.CheckpointKept):
             return False  # it was permitted, and is there, whoever says so
-        rank = getattr(event, "rank", None)
-        if rank is not None:
-            life = self.members.life(rank, event.incarnation)  # type: ignore[union-attr]
+        if type(event) in _OF_A_RANK:
+            life = self.members.life(event.rank, event.incarnation)  # type: ignore[union-attr]
             if life is None or (isinstance(event, _OF_ACTING_LIVES) and not self.members.acts(life)):
                 return True
-        if isinstance(event, events.NodeCondemned):
+        elif isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
             return node is None or not node.alive or node.incarnation != event.incarnation
-        if isinstance(event, events.NodeLeaving | events.NodeMended):
+        elif isinstance(event, events.NodeLeaving | events.NodeMended):
             node = self.members.nodes.get(event.node)
             return node is None or node.left
-        if isinstance(event, events.NodeGranted | events.NodeRefused):
+        elif isinstance(event, events.NodeGranted | events.NodeRefused):
             return event.request not in self.pool.open
-        if isinstance(event, events.NodeLeft):
+        elif isinstance(event, events.NodeLeft):
             node = self.members.nodes.get(event.node)
             return node is None or node.left or node.request != event.request
         current = self.training if isinstance(event, events.WorkerCommitted) else self.generation
@@ -76,7 +77,17 @@ class Machine(Phases):
     # ---- transitions ------------------------------------------------------------------------------------------
 
     def _apply(self, event: AnyEvent, now: float) -> None:
-        match event:
+        match event:  # in every recovery each rank says the first four
+            case events.WorkerReported():
+                self._worker_reported(event, now)
+            case events.WorkerFormed():
+                self.members.slots[event.rank].formed = True
+                self._advance(now)
+            case events.WorkerRestored():
+                self._worker_restored(event, now)
+            case events.WorkerCommitted():
+                self._without_progress = 0
+                self._kept.reached = max(self._kept.reached, event.v)
             case events.JobStarted():
                 self.members = Members(event.nodes, event.num_active, event.ranks_per_node)
                 self._deadline = now + self.limits.start_timeout_s
@@ -101,16 +112,6 @@ class Machine(Phases):
             case events.WorkerRaised():
                 if self.members.acts(self._life(event)):
                     self._last_words.hear(event)
-            case events.WorkerReported():
-                self._worker_reported(event, now)
-            case events.WorkerFormed():
-                self.members.slots[event.rank].formed = True
-                self._advance(now)
-            case events.WorkerRestored():
-                self._worker_restored(event, now)
-            case events.WorkerCommitted():
-                self._without_progress = 0
-                self._kept.reached = max(self._kept.reached, event.v)
             case events.CheckpointKept():
                 self._kept.hear(event.step)
                 if self.phase is Phase.SAVING and event.how == "dying" and event.generation == self.generation:

@@ -146,7 +146,9 @@ class Members:
         if not 0 <= rank < self.world_size:
             return None
         slot = self.slots[rank]
-        lives = (slot, slot.successor, slot.predecessor)
+        if slot.incarnation == incarnation and slot.is_live:
+            return slot  # as good as always
+        lives = (slot.successor, slot.predecessor)
         return next((life for life in lives if life and life.is_live and life.incarnation == incarnation), None)
 
     def acts(self, life: Slot) -> bool:

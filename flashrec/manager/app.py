@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,18 +249,23 @@ class Manager:
 
     def emit(self, event: e.AnyEvent) -> None:
         """Give one event to the machine and carry out what it asks."""
+        self.emit_all((event,))
+
+    def emit_all(self, events: Sequence[e.AnyEvent]) -> None:
+        """The same for events of the same moment, one after the other."""
         self.verdicts.flush()
         now = time.monotonic()
-        if isinstance(event, e.TimePassed):
-            self._timer = None
-        asked = self.machine.handle(event, now)
-        if not isinstance(event, e.TimePassed) or asked:
-            self.journal.event(event, now, self.machine.generation, self.machine.phase)
-        for effect in asked:
-            self.journal.effect(effect, self.machine.generation)
-            self._performer.perform(effect)
-        if isinstance(event, e.WorkerStarted) and self._parking is not None:
-            self._parking.started(event.rank, event.incarnation)
+        for event in events:
+            if isinstance(event, e.TimePassed):
+                self._timer = None
+            asked = self.machine.handle(event, now)
+            if not isinstance(event, e.TimePassed) or asked:
+                self.journal.event(event, now, self.machine.generation, self.machine.phase)
+            for effect in asked:
+                self.journal.effect(effect, self.machine.generation)
+                self._performer.perform(effect)
+            if isinstance(event, e.WorkerStarted) and self._parking is not None:
+                self._parking.started(event.rank, event.incarnation)
         self._arm()
 
     def _arm(self) -> None:

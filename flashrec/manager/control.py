@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +38,8 @@ class Link(msgspec.Struct):
 
 
 class ControlPlane:
-    """nodes: the job's nodes. welcome(incarnation) builds the first answer. emit takes events, judge takes verdicts."""
+    """nodes: the job's nodes. welcome(incarnation) builds the first answer. emit takes events that were said together,
+    judge takes verdicts."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class ControlPlane:
         detector: Detector,
         rendezvous: Rendezvous,
         welcome: Callable[[int], m.AgentWelcome],
-        emit: Callable[[e.AnyEvent], None],
+        emit: Callable[[Sequence[e.AnyEvent]], None],
         judge: Callable[[list[Verdict]], None],
         note: Callable[..., None],
     ) -> None:
@@ -180,7 +181,7 @@ class ControlPlane:
         self.links[hello.node], self._nodes_at = link, None
         self._detector.joined(hello.node, incarnation, time.monotonic())
         channel.send(self._welcome(incarnation))
-        self._emit(e.AgentJoined(hello.node, incarnation))
+        self._emit((e.AgentJoined(hello.node, incarnation),))
         return link
 
     def _hear(self, link: Link, message: m.ToManager) -> None:
@@ -192,13 +193,22 @@ class ControlPlane:
         if alive:
             self._judge(alive)
         if isinstance(message, m.Relayed):
-            for said in message.said:
-                if isinstance(said, e.Event):  # as good as all
-                    self._emit(said)
-                else:
-                    self._take(link, said, now)
+            self._take_all(link, message.said, now)
         else:
             self._take(link, message, now)
+
+    def _take_all(self, link: Link, said: Iterable[m.FromWorkers], now: float) -> None:
+        events: list[e.AnyEvent] = []
+        for one in said:
+            if isinstance(one, e.Event):  # as good as all
+                events.append(one)
+                continue
+            if events:
+                self._emit(events)
+                events = []
+            self._take(link, one, now)
+        if events:
+            self._emit(events)
 
     def _take(self, link: Link, message: m.ToManager, now: float) -> None:
         match message:
@@ -229,7 +239,7 @@ class ControlPlane:
                 if value is not None:
                     link.channel.send(value)
             case e.Event():
-                self._emit(message)
+                self._emit((message,))
             case _ if (hear := self._hearers.get(type(message))) is not None:
                 hear(link, message)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from flashrec.config.schema import Health
@@ -31,6 +32,8 @@ class Job(Protocol):
 
     def emit(self, event: e.AnyEvent) -> None: ...
 
+    def emit_all(self, events: Sequence[e.AnyEvent]) -> None: ...
+
     def report_faulty(self, node: str, reason: str) -> str: ...
 
     def say(self, text: str) -> None: ...
@@ -47,10 +50,11 @@ class HealthDesk:
         self._onsets: dict[str, float] = {}
         self._said: set[str] = set()
 
-    def pass_on(self, event: e.AnyEvent) -> None:
-        """The news that an agent has joined waits for what it says about its node."""
+    def pass_on(self, events: Sequence[e.AnyEvent]) -> None:
+        """The news that an agent has joined (which comes alone) waits for what it says about its node."""
+        event = events[0]
         if not isinstance(event, e.AgentJoined) or not self._rules.enabled:
-            self._job.emit(event)
+            self._job.emit_all(events)
             return
         self._waiting[event.node] = event
         self._states.pop(event.node, None)

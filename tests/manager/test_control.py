@@ -35,7 +35,7 @@ class Desk:
         self.verdicts: list[Verdict] = []
         self.notes: list[dict[str, Any]] = []
         self.plane = ControlPlane(
-            ("n1", "n2"), self.detector, self.rendezvous, self.welcome, self.events.append, self.judge, self.note
+            ("n1", "n2"), self.detector, self.rendezvous, self.welcome, self.events.extend, self.judge, self.note
         )
         self.port = 0
 
@@ -260,7 +260,7 @@ def test_what_a_life_said_before_it_was_cut_off_is_not_heard_after() -> None:
 
     async def scene(desk: Desk) -> None:
         channel, _ = await desk.agent("n1")
-        desk.plane._emit = lambda event: (desk.events.append(event), desk.plane.cut("n1", "condemned"))[0]
+        desk.plane._emit = lambda events: (desk.events.extend(events), desk.plane.cut("n1", "condemned"))[0]
         both = [frames.frame(frames.encode(e.WorkerJoined(rank, 1))) for rank in (0, 1)]
         channel._writer.write(b"".join(both))
         assert await heard(channel) is None

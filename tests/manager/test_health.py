@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,9 @@ class Job:
     def _note(self, what: str, **fields: Any) -> None:
         self.notes.append({"what": what, **fields})
 
+    def emit_all(self, events: Sequence[e.AnyEvent]) -> None:
+        self.events += events
+
     def emit(self, event: e.AnyEvent) -> None:
         self.events.append(event)
 
@@ -44,7 +47,7 @@ class Job:
 
     def join(self, node: str, incarnation: int = 1) -> None:
         self.control.links[node] = SimpleNamespace(node=node, incarnation=incarnation)
-        self.desk.pass_on(e.AgentJoined(node, incarnation))
+        self.desk.pass_on((e.AgentJoined(node, incarnation),))
 
     def say_health(self, node: str, state: str, *reasons: str, incarnation: int = 1) -> None:
         self.desk.hear(self.control.links[node], m.NodeHealth(incarnation, state, reasons))
@@ -69,12 +72,12 @@ def test_a_node_is_admitted_with_its_first_result_and_other_events_pass() -> Non
     async def scene() -> None:
         job = Job()
         job.join("n1")
-        job.desk.pass_on(e.WorkerJoined(0, 1))
-        assert job.events == [e.WorkerJoined(0, 1)]
+        job.desk.pass_on((e.WorkerJoined(0, 1), e.WorkerJoined(1, 1)))
+        assert job.events == [e.WorkerJoined(0, 1), e.WorkerJoined(1, 1)]
         job.say_health("n1", "well")
-        assert job.events[1:] == [e.AgentJoined("n1", 1)]
+        assert job.events[2:] == [e.AgentJoined("n1", 1)]
         job.say_health("n1", "well")
-        assert len(job.events) == 2
+        assert len(job.events) == 3
         assert (job.desk.state_of("n1"), job.desk.state_of("n2")) == ("well", "unknown")
 
     play(scene)
