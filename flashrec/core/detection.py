@@ -92,10 +92,11 @@ class Detector:
             return []
         if path == FABRIC:
             return self._heard_on_fabric(node, life, now)
+        if life.state != "suspect":
+            life.control.hear(now)
+            return []
         silent_s = max(0.0, now - life.control.heard_at)
         life.control.hear(now)
-        if life.state != "suspect":
-            return []
         life.state, life.blamed = "alive", {}
         return [Verdict(node, incarnation, "alive", f"heartbeat after {silent_s:.2f} s of silence")]
 

@@ -33,6 +33,13 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.RESIZING: _ALWAYS,
     Phase.STOPPED: frozenset(),
 }
+# What every rank has to have done before a phase is left.
+AWAITED: dict[Phase, tuple[str, Callable[[Slot], object]]] = {
+    Phase.FENCING: ("fenced", lambda slot: slot.report or not slot.is_survivor),
+    Phase.PLACING: ("placed", lambda slot: slot.report and slot.is_live),
+    Phase.FORMING: ("formed", lambda slot: slot.formed),
+    Phase.RESTORING: ("restored", lambda slot: slot.restored_v is not None),
+}
 
 
 class JobState:
@@ -42,6 +49,7 @@ class JobState:
         self.limits = limits or Limits()
         self._room = RoomSearch(PoolTier(pool or PoolLimits()))
         self.phase = Phase.PLACING
+        self._awaited: tuple[str, Callable[[Slot], object]] | None = None  # of AWAITED, once the job has begun
         self.generation = 1
         self.members = Members((), 0, 0)
         self.plan: Plan | None = None
@@ -116,7 +124,7 @@ class JobState:
         if after not in TRANSITIONS[self.phase]:
             raise AssertionError(f"no transition {self.phase} -> {after} ({reason})")
         self._out.append(effects.ChangePhase(self.phase, after, self.generation, reason))
-        self.phase = after
+        self.phase, self._awaited = after, AWAITED.get(after)
 
     def _kill(self, slots: list[Slot], reason: str) -> None:
         by_node: dict[str, list[tuple[int, int]]] = {}

@@ -52,9 +52,11 @@ class Path(msgspec.Struct):
 
     def hear(self, now: float) -> None:
         """The silence is over, and with it all that was found out about it."""
-        self.heard_at, self.ended = max(self.heard_at, now), ""
-        self.forget_probes()
-        self.noted = ""
+        if now > self.heard_at:
+            self.heard_at = now
+        if self.round is not None or self.noted or self.ended:
+            self.forget_probes()
+            self.ended = self.noted = ""
 
     def forget_probes(self) -> None:
         self.round, self.num_rounds, self.concluded, self.witnesses = None, 0, "", ()

@@ -17,11 +17,12 @@ from flashrec.core.membership import Members, Slot
 from flashrec.core.phases import Phases
 from flashrec.core.types import Phase
 
-_OF_A_RANK = frozenset(kind for kind in get_args(AnyEvent) if "rank" in kind.__struct_fields__)
+_OF_A_RANK = frozenset(kind for kind in get_args(AnyEvent) if "rank" in kind.__struct_fields__) - {events.CheckpointKept}
 # Others of the same rank have no part in the training, whatever they say.
-_OF_ACTING_LIVES = (events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished)
+_OF_ACTING_LIVES = {events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished}
 # Every rank says so while the job trains, and no planned swap depends on it.
-_OF_NO_SWAP = (events.WorkerCommitted, events.CheckpointKept)
+_OF_NO_SWAP = {events.WorkerCommitted, events.CheckpointKept}
+_RUNNING, _STOPPED = Phase.RUNNING, Phase.STOPPED  # asked at every event, and Python 3.11 looks long for them
 
 
 class Machine(Phases):
@@ -32,9 +33,9 @@ class Machine(Phases):
     def handle(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Take one event, return what is to be done. Events after STOPPED and stale ones return nothing."""
         self._out = []
-        if self.phase is not Phase.STOPPED and not self._is_stale(event):
+        if self.phase is not _STOPPED and not self._is_stale(event):
             self._apply(event, now)
-            if not isinstance(event, _OF_NO_SWAP):
+            if self.phase is _RUNNING and type(event) not in _OF_NO_SWAP:
                 self._go_on_with_swap(now)
         return self._out
 
@@ -43,23 +44,23 @@ class Machine(Phases):
         return self.handle(events.TimePassed(), now)
 
     def next_deadline(self) -> float | None:
-        if self.phase is Phase.STOPPED:
+        if self.phase is _STOPPED:
             return None
-        waits = [self._deadline]
-        if self.phase is Phase.RUNNING:
-            waits += [self._swap.deadline(self.pool), self._resize.deadline(self.members)]
+        if self.phase is not _RUNNING:
+            return self._deadline
+        waits = [self._deadline, self._swap.deadline(self.pool), self._resize.deadline(self.members)]
         return min((deadline for deadline in waits if deadline is not None), default=None)
 
     # ---- what is stale ----------------------------------------------------------------------------------------
 
     def _is_stale(self, event: AnyEvent) -> bool:
         """True for speech of an older generation, of a former life of a worker or node, or of an unknown rank."""
-        if isinstance(event, events.CheckpointKept):
-            return False  # it was permitted, and is there, whoever says so
         if type(event) in _OF_A_RANK:
             life = self.members.life(event.rank, event.incarnation)  # type: ignore[union-attr]
-            if life is None or (isinstance(event, _OF_ACTING_LIVES) and not self.members.acts(life)):
+            if life is None or (type(event) in _OF_ACTING_LIVES and not self.members.acts(life)):
                 return True
+        elif isinstance(event, events.CheckpointKept):
+            return False  # it was permitted, and is there, whoever says so
         elif isinstance(event, events.NodeCondemned):
             node = self.members.nodes.get(event.node)
             return node is None or not node.alive or node.incarnation != event.incarnation

@@ -143,7 +143,7 @@ class Members:
 
     def life(self, rank: int, incarnation: int) -> Slot | None:
         """The living life with this number."""
-        if not 0 <= rank < self.world_size:
+        if not 0 <= rank < len(self.slots):
             return None
         slot = self.slots[rank]
         if slot.incarnation == incarnation and slot.is_live:

@@ -226,7 +226,7 @@ class Phases(JobState):
 
     def _go_on_with_swap(self, now: float) -> None:
         """While training goes on: start successors, and once all are ready let everybody pause at a step boundary."""
-        if self.phase is not Phase.RUNNING or self.members.is_complete or self._swap.pausing:
+        if self.members.is_complete or self._swap.pausing:
             return
         if not all(slot.is_live for slot in self.members.slots):
             return  # a script that ends early: nobody can be restored from then on
@@ -248,29 +248,42 @@ class Phases(JobState):
     # ---- progress ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        """Leave the current phase if its condition holds; may leave several."""
-        if self.members.is_complete:
-            return  # whoever is left goes its own way to the end
-        if self.phase is Phase.FENCING and self._all("fenced", lambda slot: slot.report or not slot.is_survivor):
-            self._move(Phase.PLACING, "all ranks have paused" if self._swap.pausing else "all survivors are fenced")
-            self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
-            if self._homeless is not None:
-                self._save_last(self._homeless, now)
-        if self.phase is Phase.PLACING and self._trained and self._all("placed", lambda s: s.report and s.is_live):
-            waits = self._swap.pausing and not all(s.report for s in self.members.successors())
-            if not waits:
-                self._decide(now)
-        if self.phase is Phase.FORMING and self._all("formed", lambda slot: slot.formed):
-            self._move(Phase.RESTORING, "all groups are formed")
-            self._deadline = now + self.limits.restore_timeout_s
-        if self.phase is Phase.RESTORING and self._all("restored", lambda slot: slot.restored_v is not None):
-            self._resume()
+        """Leave the current phase if its condition holds; may leave several. Complete: whoever is left goes its own way
+        to the end."""
+        left = None
+        while self.phase is not left and not self.members.is_complete and self._may_leave():
+            left = self.phase
+            self._leave(now)
+
+    def _may_leave(self) -> bool:
+        """The condition of the current phase holds; asked whenever a rank has said something."""
+        if self._awaited is not None:
+            return self._all(*self._awaited)
         estate = self._resize.estate if self.phase is Phase.RESIZING else None
-        if estate is not None and self._all_put_aside.is_met(estate.holders, self._has_put_aside):
-            self._begin_world(estate, "all states are put aside", now)
+        return estate is not None and self._all_put_aside.is_met(estate.holders, self._has_put_aside)
 
     def _has_put_aside(self, rank: int) -> bool:
         return self.members.slots[rank].restored_v is not None
+
+    def _leave(self, now: float) -> None:
+        match self.phase:
+            case Phase.FENCING:
+                self._move(Phase.PLACING, "all ranks have paused" if self._swap.pausing else "all survivors are fenced")
+                self._deadline = self._room.waits_until or now + self.limits.launch_timeout_s
+                if self._homeless is not None:
+                    self._save_last(self._homeless, now)
+            case Phase.PLACING if self._trained:
+                waits = self._swap.pausing and not all(s.report for s in self.members.successors())
+                if not waits:
+                    self._decide(now)
+            case Phase.FORMING:
+                self._move(Phase.RESTORING, "all groups are formed")
+                self._deadline = now + self.limits.restore_timeout_s
+            case Phase.RESTORING:
+                self._resume()
+            case Phase.RESIZING:
+                assert self._resize.estate is not None
+                self._begin_world(self._resize.estate, "all states are put aside", now)
 
     def _decide(self, now: float) -> None:
         moving = [slot for slot in self.members.slots if slot.successor is not None and self._swap.pausing]

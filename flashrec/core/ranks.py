@@ -17,17 +17,20 @@ FEW = 16  # so many are listed
 MAX_RANKS = 2**24  # in one set: more than any job has, few enough to be gone through
 
 
-class Ranks(msgspec.Struct, frozen=True):
+class Ranks(msgspec.Struct, frozen=True, gc=False):
     """Many ranks. runs: (first, how many, step) of each run, in ascending order."""
 
     runs: tuple[tuple[int, int, int], ...]
 
     def __post_init__(self) -> None:
         """Raises ValueError for what no `compact` has made (msgspec makes an error of the peer of it)."""
-        if sum(number for _, number, _ in self.runs) > MAX_RANKS:
+        num_ranks = 0
+        for first, number, step in self.runs:
+            if first < 0 or number < 1 or step < 1:
+                raise ValueError("a run of ranks that is none")
+            num_ranks += number
+        if num_ranks > MAX_RANKS:
             raise ValueError(f"more than {MAX_RANKS} ranks")
-        if any(first < 0 or number < 1 or step < 1 for first, number, step in self.runs):
-            raise ValueError("a run of ranks that is none")
 
     def __contains__(self, rank: object) -> bool:
         return any(rank in run for run in self._ranges())

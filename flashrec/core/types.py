@@ -25,7 +25,7 @@ class Phase(StrEnum):
     STOPPED = "STOPPED"
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one worker says about itself after a fence.
 
     v: optimizer steps applied to a valid state. voted: last step whose vote it entered, passed: last step whose vote
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     rigid: str = ""
 
 
-class Raised(msgspec.Struct, frozen=True):
+class Raised(msgspec.Struct, frozen=True, gc=False):
     """An exception that ended a training script. Two equal fingerprints at the same step are a bug, not a fault."""
 
     step: int
@@ -55,7 +55,7 @@ class Raised(msgspec.Struct, frozen=True):
     traceback: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """The commit decision of one generation. sources: target rank -> source rank. successors: in a planned swap, rank
     -> the incarnation that takes it over; the former life stands by until the resume, and is the source of its own
     successor where `sources` names the rank itself. at_boundary: all ranks have paused at the end of a step.
@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
     hands_over: tuple[int, ...] = ()
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, gc=False):
     """One worker to run: which rank, which life of it, for which generation. world_size: of which it is one (0: as the
     agent was told). resized: the generation in which a former world has put its state aside, from which this one
     begins (0: it does not); former: the rank of that world whose state is on this node (-1: none is)."""

@@ -24,7 +24,10 @@ class Unanimous(msgspec.Struct):
     def is_met(self, members: Sequence[T], condition: Callable[[T], object]) -> bool:
         """True when `condition` holds for all of `members`."""
         start = self.at if self.at < len(members) else 0
-        for index in chain(range(start, len(members)), range(start)):
+        if members and not condition(members[start]):  # as good as always
+            self.at = start
+            return False
+        for index in chain(range(start + 1, len(members)), range(start)):
             if not condition(members[index]):
                 self.at = index
                 return False

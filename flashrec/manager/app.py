@@ -256,10 +256,8 @@ class Manager:
         self.verdicts.flush()
         now = time.monotonic()
         for event in events:
-            if isinstance(event, e.TimePassed):
-                self._timer = None
             asked = self.machine.handle(event, now)
-            if not isinstance(event, e.TimePassed) or asked:
+            if asked or not isinstance(event, e.TimePassed):
                 self.journal.event(event, now, self.machine.generation, self.machine.phase)
             for effect in asked:
                 self.journal.effect(effect, self.machine.generation)
@@ -278,7 +276,11 @@ class Manager:
         self._armed_for = deadline
         if deadline is not None:
             delay_s = max(0.0, deadline - time.monotonic()) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.emit, e.TimePassed())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._deadline_came)
+
+    def _deadline_came(self) -> None:
+        self._timer = None
+        self.emit(e.TimePassed())
 
     # ---- nodes from a pool ------------------------------------------------------------------------------------
 
@@ -340,8 +342,12 @@ class Manager:
     def _nodes_of(self, rank: int) -> tuple[str, ...]:
         """Where the lives of a rank that take part in a plan are: its worker, and a predecessor that stands by."""
         slots = self.machine.members.slots
-        lives = (slots[rank], slots[rank].predecessor) if 0 <= rank < len(slots) else ()
-        return tuple(life.node for life in lives if life is not None and life.is_live)
+        if not 0 <= rank < len(slots):
+            return ()
+        slot = slots[rank]
+        if slot.predecessor is None:
+            return (slot.node,) if slot.is_live else ()
+        return tuple(life.node for life in (slot, slot.predecessor) if life.is_live)
 
     def _welcome(self, incarnation: int) -> m.AgentWelcome:
         world_size = self.machine.members.world_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -146,7 +147,7 @@ class ControlPlane:
             await channel.drain_and_close()
             return
         link = self._admit(hello, channel)
-        await channel.listen(lambda message: self._hear(link, message))
+        await channel.listen(partial(self._hear, link))
         if self.links.get(link.node) is link:
             self._judge(self._detector.disconnected(link.node, link.incarnation, channel.end_reason))
             self._forget(link.node)

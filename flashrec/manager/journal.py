@@ -40,6 +40,7 @@ class Journal:
         self._changed = threading.Condition()
         self._kept: collections.deque[bytes] = collections.deque(maxlen=MAX_KEPT_LINES)
         self._closing = False
+        self._rests = False  # the thread waits for a line, or is about to
         self._seq = 0
         self._heard_at, self._heard_wall = -1.0, ""
         self._writer = threading.Thread(target=self._write_all, name="flashrec-journal", daemon=True)
@@ -56,8 +57,7 @@ class Journal:
         self._seq += 1
         if now != self._heard_at:  # what was said together has one time
             self._heard_at, self._heard_wall = now, _wall()
-        line = _Event(self._seq, now, self._heard_wall, "event", generation, phase, event)
-        self._keep(_encode(line))
+        self._keep(_encode(_EventLine(self._seq, now, self._heard_wall, "event", generation, str(phase), event)))
 
     def effect(self, effect: AnyEffect, generation: int) -> None:
         if isinstance(effect, ChangePhase):
@@ -92,11 +92,13 @@ class Journal:
         self._keep(_encode({"seq": self._seq, "mono": time.monotonic(), "wall": _wall()} | fields))
 
     def _keep(self, line: bytes) -> None:
-        with self._changed:
-            if not self._closing:
-                self._kept.append(line)
-                if len(self._kept) == 1:  # else the thread knows that there are some
-                    self._changed.notify()
+        """Without the lock, as the thread takes lines without it: the loop would have to wait for it."""
+        if self._closing:
+            return
+        self._kept.append(line)
+        if self._rests:
+            with self._changed:
+                self._changed.notify()
 
     def _write_all(self) -> None:
         """The writing thread. It takes many lines at once, since the loop has to wait whenever it wakes up. A line that
@@ -104,15 +106,18 @@ class Journal:
         rest, failing = b"", False
         while True:
             with self._changed:
+                self._rests = True  # whoever adds a line from now on wakes us up, and the lines before are seen here
                 if not rest and not self._kept:
                     if self._closing:
                         break
                     self._changed.wait()
+                    self._rests = False
                     if not self._closing:
                         self._changed.wait_for(lambda: self._closing, GATHER_S)
                     continue
-                if not rest:
-                    rest = b"".join(self._kept.popleft() for _ in range(min(len(self._kept), MAX_LINES_AT_ONCE)))
+                self._rests = False
+            if not rest:
+                rest = b"".join(self._kept.popleft() for _ in range(min(len(self._kept), MAX_LINES_AT_ONCE)))
             try:
                 rest = rest[os.write(self._fd, rest) :]
                 failing = False
@@ -127,7 +132,7 @@ class Journal:
         os.close(self._fd)
 
 
-class _Event(msgspec.Struct):
+class _EventLine(msgspec.Struct, gc=False):
     """The line of an event, faster than a dict."""
 
     seq: int
@@ -143,7 +148,7 @@ def _wall() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
-def _encode(line: dict[str, Any] | _Event) -> bytes:
+def _encode(line: dict[str, Any] | _EventLine) -> bytes:
     try:
         return msgspec.json.encode(line) + b"\n"
     except UnicodeEncodeError:  # a command line or a path that is no UTF-8

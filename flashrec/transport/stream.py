@@ -81,7 +81,7 @@ class Channel(Generic[M]):
         protocol, reader = self._writer.transport.get_protocol(), self._reader
         assert isinstance(protocol, _Accepted) and isinstance(reader, _Reader)
         over = asyncio.get_running_loop().create_future()
-        inbox = _Inbox(protocol, self._frames, lambda payload: hear(self._decoder.decode(payload)), over)
+        inbox = _Inbox(protocol, self._frames, self._decoder, hear, over)
         self._writer.transport.set_protocol(inbox)
         try:
             inbox.hear(self._payloads)
@@ -142,7 +142,7 @@ class _Accepted(asyncio.StreamReaderProtocol):
         self.buffer = buffer
 
 
-class _Inbox(asyncio.BufferedProtocol):
+class _Inbox(asyncio.BufferedProtocol, Generic[M]):
     """The protocol of a connection whose channel listens, in place of `stream`, which is still told of its end. over:
     gets the reason of the end, or an error of ours.
 
@@ -150,9 +150,10 @@ class _Inbox(asyncio.BufferedProtocol):
     makes one of 256 KiB for each message, for which the C library asks the kernel (15 µs, where a read takes 2)."""
 
     def __init__(
-        self, stream: _Accepted, frames: FrameReader, hear: Callable[[bytes], None], over: asyncio.Future[str]
-    ) -> None:
-        self._stream, self._frames, self._hear, self._over = stream, frames, hear, over
+        self, stream: _Accepted, frames: FrameReader, decoder: Decoder[M], hear: Callable[[M], None],
+        over: asyncio.Future[str],
+    ) -> None:  # fmt: skip
+        self._stream, self._frames, self._decode, self._hear, self._over = stream, frames, decoder.decode, hear, over
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._stream.buffer
@@ -187,7 +188,7 @@ class _Inbox(asyncio.BufferedProtocol):
             for payload in payloads:
                 if self._over.done():
                     return
-                self._hear(payload)
+                self._hear(self._decode(payload))
         except ProtocolError as err:
             self.end(f"protocol error: {err}")
         except Exception as err:  # ours: whoever listens has to know

@@ -33,11 +33,14 @@ class FrameReader:
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Take received bytes (and keep none of `data` itself), return the frames that are complete now. Raises
         ProtocolError."""
+        size = len(data) - _LENGTH.size
+        if not self._buffer and 0 <= size <= self._max and _LENGTH.unpack_from(data) == (size,):
+            return [bytes(data[_LENGTH.size :])]  # one frame: as good as always
         if self._buffer:
             self._buffer += data
             frames, end = self._cut(self._buffer)
             del self._buffer[:end]
-        else:  # as good as always: whole frames, which need not go through the buffer
+        else:  # whole frames, which need not go through the buffer
             frames, end = self._cut(data)
             self._buffer += data[end:]
         return frames

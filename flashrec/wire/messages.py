@@ -36,8 +36,8 @@ from flashrec.core.ranks import RankSet
 from flashrec.core.types import Assignment, Plan
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all messages that are not events; the class name is the tag on the wire."""
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """Base of all messages that are not events; the class name is the tag on the wire. gc: as for events."""
 
 
 Sendable = Union[Message, Event]
