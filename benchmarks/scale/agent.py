@@ -13,7 +13,7 @@ from typing import Any
 
 import flashrec
 from flashrec.core import events as e
-from flashrec.core.ranks import compact
+from flashrec.core.ranks import RankSet, compact
 from flashrec.core.types import Plan, Report
 from flashrec.transport.handshake import Connecting
 from flashrec.wire import frames
@@ -22,6 +22,7 @@ from flashrec.wire import messages as m
 STEP_S = 1.0  # one optimizer step of the simulated training
 FIRST_STEP = 10
 KEY_BYTES = 128  # an NCCL unique id
+MAX_DECODED = 1000
 _BEATS = ("AgentHeartbeat", "HeartbeatAck")
 
 
@@ -36,14 +37,32 @@ class World:
         self.timers: collections.deque[tuple[float, Agent, m.Message]] = collections.deque()
         self.step, self._step_at = FIRST_STEP, time.monotonic()
         self._members: dict[str, tuple[int, ...]] = {}
+        self._replicas: dict[int, RankSet] = {}
         self._fenced_at: dict[int, int] = {}
-        self._decoded: tuple[bytes, Any] = (b"", None)
+        self._decoded: dict[bytes, Any] = {}
+        self._served: tuple[Plan | None, dict[int, set[int]]] = (None, {})
         self.marks: dict[str, list[float]] = {}  # what -> when it first and last happened
 
     def groups_of(self, rank: int) -> tuple[str, ...]:
         """One group of all, one over the ranks with the same place on each node, one on the node."""
         per_node = self.ranks_per_node
         return "world", f"across/{rank % per_node}", f"node/{rank // per_node}"
+
+    def replicas_of(self, rank: int) -> RankSet:
+        """Each shard is held once a node."""
+        place = rank % self.ranks_per_node
+        if place not in self._replicas:
+            self._replicas[place] = compact(self.members(f"across/{place}"))
+        return self._replicas[place]
+
+    def served_by(self, plan: Plan, rank: int) -> set[int]:
+        """Targets that get (a part of) their state from this rank."""
+        if self._served[0] is not plan:
+            self._served = plan, {}
+            for target in plan.sources:
+                for source in _sources(plan, target):
+                    self._served[1].setdefault(source, set()).add(target)
+        return self._served[1].get(rank, set())
 
     def members(self, group: str) -> tuple[int, ...]:
         if group not in self._members:
@@ -77,9 +96,11 @@ class World:
 
     def decode(self, payload: bytes) -> m.ToAgent:
         """What is sent to all agents alike is decoded once: the other ends of these are on other machines."""
-        if payload != self._decoded[0]:
-            self._decoded = payload, frames.to_agent.decode(payload)
-        decoded: m.ToAgent = self._decoded[1]
+        if payload not in self._decoded:
+            if len(self._decoded) > MAX_DECODED:
+                self._decoded.clear()
+            self._decoded[payload] = frames.to_agent.decode(payload)
+        decoded: m.ToAgent = self._decoded[payload]
         return decoded
 
     def counted(self, agents: Iterable[Agent]) -> dict[str, Any]:
@@ -125,6 +146,7 @@ class Agent:
         self._ranks: dict[int, tuple[int, bool]] = {}  # rank -> incarnation, and whether it joins
         self._plan: Plan | None = None
         self._keys: dict[str, set[str]] = {}
+        self._missing: dict[str, int] = {}  # groups without all their keys, and how many they have in all
         self._formed = True
         self._owed: set[int] = set()  # ranks that are still to be restored
         self._tags: tuple[int, tuple[m.WorkerBeat, ...]] = (-1, ())
@@ -228,7 +250,7 @@ class Agent:
                 self._follow(message.plan)
             case m.KeysPushed() if message.generation == self._generation:
                 world.mark("keys")
-                self._keys.setdefault(message.group, set()).update(message.items)
+                self._have(message.group, message.items)
                 self._go_on()
             case m.Resume():
                 world.mark("resume")
@@ -258,7 +280,7 @@ class Agent:
         self._plan, self._keys = None, {}
         step, reports = self.world.step_at(self._generation), []
         for rank, (incarnation, joins) in self._ranks.items():
-            replicas = compact(self.world.members(f"across/{rank % self.world.ranks_per_node}"))
+            replicas = self.world.replicas_of(rank)
             report = Report(-1, -1, -1, False, replicas) if joins else Report(step, step, step - 1, True, replicas)
             reports.append(e.WorkerReported(rank, incarnation, self._generation, report))
         self.say_together(reports)
@@ -270,14 +292,24 @@ class Agent:
     def _begin(self) -> None:
         """Post what this node's ranks have to post, then wait for the keys of all their groups."""
         self._formed, self._owed, posted = False, set(self._ranks), []
-        for rank in self._ranks:
-            for group in self.world.groups_of(rank):
+        groups = {rank: self.world.groups_of(rank) for rank in self._ranks}
+        self._missing = {group: self.world.keys_of(group) for of_rank in groups.values() for group in of_rank}
+        for group, known in self._keys.items():  # that came before the plan
+            self._have(group, known)
+        for rank, of_rank in groups.items():
+            for group in of_rank:
                 members = self.world.members(group)
                 if self.world.rendezvous == "mesh" or members[0] == rank:
-                    self._keys.setdefault(group, set()).add(str(rank))
+                    self._have(group, (str(rank),))
                     posted.append(self._key(rank, group, str(rank), members))
         self.say_together(posted)
         self._go_on()
+
+    def _have(self, group: str, keys: Iterable[str]) -> None:
+        known = self._keys.setdefault(group, set())
+        known.update(keys)
+        if len(known) >= self._missing.get(group, len(known) + 1):
+            del self._missing[group]
 
     def _key(self, rank: int, group: str, key: str, members: tuple[int, ...]) -> m.KeyPosted:
         self.world.mark("posted")
@@ -286,18 +318,15 @@ class Agent:
 
     def _go_on(self) -> None:
         plan = self._plan
-        if plan is None or not self._owed:
+        if plan is None or not self._owed or self._missing:
             return
         if not self._formed:
-            wanted = {group for rank in self._ranks for group in self.world.groups_of(rank)}
-            if any(len(self._keys.get(group, ())) < self.world.keys_of(group) for group in wanted):
-                return
             self._formed = True
             if plan.reason != "first start":
                 self.say_together([e.WorkerFormed(r, life, plan.generation) for r, (life, _) in self._ranks.items()])
             targets = [rank for rank in self._ranks if rank in plan.sources]
             self.say_together([self._key(r, f"restore/{r}", "address", (*_sources(plan, r), r)) for r in targets])
-        served = {rank: {t for t in plan.sources if rank in _sources(plan, t)} for rank in self._owed}
+        served = {rank: self.world.served_by(plan, rank) for rank in self._owed}
         ready = [rank for rank in self._owed if all(f"restore/{target}" in self._keys for target in served[rank])]
         self._owed.difference_update(ready)
         self.say_together(
