@@ -44,7 +44,8 @@ class Detector:
         self._lives: dict[str, Life] = {}
         self._ticked_at: float | None = None
         self._num_rounds = 0
-        self._fit: dict[str, list[str]] = {}  # path -> who is fit to look, in this tick
+        self._fit: dict[str, tuple[list[str], frozenset[str]]] = {}  # path -> who is fit to look, in this tick
+        self._rounds: dict[int, Path] = {}  # number -> whose round it is
         self._links = Links(timing, self._probe_over_fabric)
 
     # ---- who is watched ---------------------------------------------------------------------------------------
@@ -152,10 +153,9 @@ class Detector:
     def probed(self, number: int, by: str, node: str, reached: bool | None) -> None:
         """`by` answers a probe of round `number`: it reached `node`, or did not; None: it could not look. The next
         `tick` judges it."""
-        for life in self._lives.values():
-            for path in life.paths():
-                if path.round is not None and path.round.number == number:
-                    path.round.hear(by, node, reached)
+        path = self._rounds.get(number)
+        if path is not None and path.round is not None and path.round.number == number:
+            path.round.hear(by, node, reached)
 
     # ---- judgement --------------------------------------------------------------------------------------------
 
@@ -163,6 +163,7 @@ class Detector:
         """Judge the silence of everybody. Call at least every `tick_interval_s`."""
         self._give_back_lateness(now)
         self._fit = {}
+        self._rounds = {number: path for number, path in self._rounds.items() if path.round is not None}
         found = Judgement([], [], [])
         watched = {node: life for node, life in self._lives.items() if life.is_watched}
         soonest_s = min(self._timing.hasten_after_s, self._timing.dead_after_s)
@@ -214,17 +215,20 @@ class Detector:
     def _probe(self, node: str, path: Path, name: str, now: float, found: Judgement) -> None:
         """Take what the round under way has found, and begin a round if there is none or it is old."""
         if name not in self._fit:
-            self._fit[name] = self._fit_to_look(name, now)
-        fit = self._fit[name]
+            in_order = self._fit_to_look(name, now)
+            self._fit[name] = in_order, frozenset(in_order)
+        fit, are_fit = self._fit[name]
         if path.round is not None:
-            concluded = path.round.conclusion(fit)
+            concluded = path.round.conclusion(are_fit)
             if concluded:
                 path.concluded = concluded
                 path.witnesses = path.round.reached_by() if concluded == REACHED else path.round.failed_by()
             rarely = 2 ** max(0, path.num_rounds - FEW_ROUNDS) if name == FABRIC else 1
             if now - path.round.asked_at < min(rarely, MAX_RARELY) * self._timing.probe_interval_s:
                 return
+            self._rounds.pop(path.round.number, None)
         self._num_rounds += 1
+        self._rounds[self._num_rounds] = path
         path.num_rounds += 1
         no_witness = self._home if name == CONTROL else ""
         path.round = Round(self._num_rounds, node, choose(node, fit, self._timing.probe_peers, no_witness), now)
@@ -262,6 +266,8 @@ class Detector:
         if life is None:
             return []
         life.state = "dead"
+        for path in life.paths():
+            path.forget_probes()
         return [Verdict(node, incarnation, "dead", reason, kind, silent_s)]
 
 

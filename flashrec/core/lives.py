@@ -52,8 +52,7 @@ class Path(msgspec.Struct):
 
     def hear(self, now: float) -> None:
         """The silence is over, and with it all that was found out about it."""
-        if now > self.heard_at:
-            self.heard_at = now
+        self.heard_at = max(self.heard_at, now)
         if self.round is not None or self.noted or self.ended:
             self.forget_probes()
             self.ended = self.noted = ""

@@ -17,7 +17,7 @@ from flashrec.core.membership import Members, Slot
 from flashrec.core.phases import Phases
 from flashrec.core.types import Phase
 
-_OF_A_RANK = frozenset(kind for kind in get_args(AnyEvent) if "rank" in kind.__struct_fields__) - {events.CheckpointKept}
+_OF_A_RANK = {kind for kind in get_args(AnyEvent) if "rank" in kind.__struct_fields__} - {events.CheckpointKept}
 # Others of the same rank have no part in the training, whatever they say.
 _OF_ACTING_LIVES = {events.WorkerFormed, events.WorkerRestored, events.WorkerCommitted, events.WorkerFinished}
 # Every rank says so while the job trains, and no planned swap depends on it.

@@ -8,8 +8,9 @@ while one that counts has not answered nothing is concluded. Pure.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
 
 import msgspec
 
@@ -53,7 +54,7 @@ class Round:
             if self._said.get((by, self.node)) is False and self._said.get((by, reference))
         )
 
-    def conclusion(self, fit: Collection[str]) -> str:
+    def conclusion(self, fit: AbstractSet[str]) -> str:
         """'reached', 'failed' or '' (not known, or not known yet). fit: nodes of which nothing is doubtful."""
         if self.reached_by():
             return REACHED
@@ -77,4 +78,4 @@ def choose(node: str, fit: Sequence[str], num: int, no_witness: str = "") -> dic
 def _ring(fit: Sequence[str], start: str) -> Iterator[str]:
     """All but `start`, beginning behind it."""
     behind = bisect_right(fit, start)
-    return (node for node in chain(islice(fit, behind, None), islice(fit, behind)) if node != start)
+    return (fit[at] for at in chain(range(behind, len(fit)), range(behind)) if fit[at] != start)

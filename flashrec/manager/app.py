@@ -85,7 +85,7 @@ class Manager:
         self.detector = Detector(self._config.detection, home)
         self.verdicts = Verdicts(self, self.detector, self._config.detection)
         self.rendezvous = Rendezvous(self._nodes_of)
-        self.health = HealthDesk(self, self._config.health)
+        self.health, self._health_rules = HealthDesk(self, self._config.health), self._config.health.rules()
         self.control = ControlPlane(
             nodes,
             self.detector,
@@ -342,18 +342,17 @@ class Manager:
     def _nodes_of(self, rank: int) -> tuple[str, ...]:
         """Where the lives of a rank that take part in a plan are: its worker, and a predecessor that stands by."""
         slots = self.machine.members.slots
-        if not 0 <= rank < len(slots):
-            return ()
-        slot = slots[rank]
-        if slot.predecessor is None:
-            return (slot.node,) if slot.is_live else ()
+        slot = slots[rank] if 0 <= rank < len(slots) else None
+        if slot is None or slot.predecessor is None:  # as good as always
+            return (slot.node,) if slot is not None and slot.is_live else ()
         return tuple(life.node for life in (slot, slot.predecessor) if life.is_live)
 
     def _welcome(self, incarnation: int) -> m.AgentWelcome:
         world_size = self.machine.members.world_size
         files = {"FLASHREC_SECRET_FILE": str(self._secret_file), "FLASHREC_JOB_DIR": str(self.job_dir)}
         env = rank_environment(world_size, self.shape.ranks_per_node, self._host) | files
-        return welcome(self._config, incarnation, self.machine.generation, world_size, self.logs, env)
+        rules = self._health_rules
+        return welcome(self._config, incarnation, self.machine.generation, world_size, self.logs, env, rules)
 
     def _note_start(self) -> None:
         shape, pool = self.shape, f" and pool {self._config.pool.reservation}" if self._companions is not None else ""

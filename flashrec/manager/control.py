@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -147,7 +146,7 @@ class ControlPlane:
             await channel.drain_and_close()
             return
         link = self._admit(hello, channel)
-        await channel.listen(partial(self._hear, link))
+        await channel.listen(lambda message: self._hear(link, message))
         if self.links.get(link.node) is link:
             self._judge(self._detector.disconnected(link.node, link.incarnation, channel.end_reason))
             self._forget(link.node)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashrec.config.schema import Config
+from flashrec.core.health import HealthRules
 from flashrec.manager.steps import HANDED_OVER
 from flashrec.wire import messages as m
 
@@ -33,12 +34,13 @@ def tags_every(world_size: int, heartbeat_interval_s: float) -> int:
 
 
 def welcome(
-    config: Config, incarnation: int, generation: int, world_size: int, logs: Path, env: Mapping[str, str]
-) -> m.AgentWelcome:
-    """The answer to an agent that joins as this incarnation."""
+    config: Config, incarnation: int, generation: int, world_size: int, logs: Path, env: Mapping[str, str],
+    health: HealthRules,
+) -> m.AgentWelcome:  # fmt: skip
+    """The answer to an agent that joins as this incarnation. health: made once, for thousands of agents."""
     detection = config.detection
     return m.AgentWelcome(
         incarnation, generation, world_size, detection.heartbeat_interval_s, config.control.lease_s,
-        detection.worker_silent_s, detection.worker_stopped_s, str(logs), dict(env), health=config.health.rules(),
+        detection.worker_silent_s, detection.worker_stopped_s, str(logs), dict(env), health=health,
         tags_every=tags_every(world_size, detection.heartbeat_interval_s),
     )  # fmt: skip

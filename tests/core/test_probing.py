@@ -241,7 +241,7 @@ def test_a_failure_counts_only_with_a_reference() -> None:
         looks = Round(1, "x", {"a": "b", "b": "a"}, 0.0)
         for answer in answers:
             looks.hear(*answer)
-        return looks.conclusion(fit)
+        return looks.conclusion(frozenset(fit))
 
     failed = [("a", "x", False), ("b", "x", False)]
     assert conclude() == conclude(*failed) == ""

@@ -9,7 +9,11 @@ import pytest
 
 from flashrec.core import effects as fx
 from flashrec.core import events as e
+from flashrec.core.detection import Detector
+from flashrec.core.limits import Timing
+from flashrec.core.lives import Judgement
 from flashrec.core.machine import Machine
+from flashrec.core.probing import choose
 from flashrec.core.types import Phase, Report
 from flashrec.core.unanimous import Unanimous
 
@@ -99,6 +103,47 @@ def test_every_part_of_a_job_costs_a_few_looks_at_each_rank() -> None:
     for what, looks in large.items():
         assert looks <= 1.25 * small[what] + 1, (what, small, large)
         assert looks <= 120, (what, looks)
+
+
+class CountedNames(dict[str, Any]):
+    """Records by name, of which nobody goes through all."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += len(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self.looks += len(self)
+        return super().items()
+
+
+def test_an_answer_to_a_probe_costs_no_look_at_other_nodes() -> None:
+    """In a bad moment thousands of nodes are suspected, and several others answer for each."""
+    detector, names = Detector(Timing()), [f"n{number:03d}" for number in range(100)]
+    for name in names:
+        detector.joined(name, 1, 0.0)
+
+    def silent(tenths: range) -> Judgement:
+        for tenth in tenths:
+            for name in names[1:]:
+                detector.heard(name, 1, tenth / 10)
+            found = detector.tick(tenth / 10)
+        return found
+
+    asked = silent(range(11)).probes
+    lives = detector._lives = CountedNames(detector._lives)
+    for probe in asked:
+        detector.probed(probe.number, probe.by, probe.node, probe.node != "n000")
+    assert asked and lives.looks == 0
+    assert [v.state for v in silent(range(11, 16)).verdicts] == ["dead"], "and it counts: nobody reaches it"
+
+
+def test_probers_are_found_without_going_through_all_nodes() -> None:
+    fit = Counted(f"n{number:04d}" for number in range(4096))
+    assert choose("n4000", fit, 3) == {"n4001": "n4002", "n4002": "n4003", "n4003": "n4004"}
+    assert fit.looks <= 100
 
 
 @pytest.mark.parametrize("order", ["forward", "backward", "inside out"])
