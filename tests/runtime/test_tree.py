@@ -197,22 +197,12 @@ def test_whoever_does_not_know_the_secret_is_sent_away(make_ranks, monkeypatch: 
     real = tree._exchange
 
     def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
-        if address[1] == ports[0]:
+        if threading.current_thread()._args[0] == 0:  # type: ignore[attr-defined]
             strangers.append(socket.create_connection(address))
             strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n" + b" " * 100)
         return real(address)
 
-    ports: list[int] = []
     strangers: list[socket.socket] = []
-    listen = tree.listen
-
-    def noting(address: str) -> socket.socket:
-        made = listen(address)
-        if threading.current_thread()._args[0] == 0:  # type: ignore[attr-defined]
-            ports.append(made.getsockname()[1])
-        return made
-
-    monkeypatch.setattr(tree, "listen", noting)
     monkeypatch.setattr(tree, "_exchange", exchange)
     trees = ranks.connect()
     assert strangers
