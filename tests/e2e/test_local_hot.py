@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -35,8 +36,10 @@ def await_parked(job: LocalJob, count: int) -> None:
 
 def kill(job: LocalJob, fault: str, *pids: int) -> None:
     now = time.monotonic()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(pids[0], signal.SIGKILL)
+    for worker in pids[1:]:
+        with contextlib.suppress(ProcessLookupError):  # it may end first, as its agent is gone
+            os.kill(worker, signal.SIGKILL)
     job.faults.mark_fired(fault, now)
 
 
