@@ -5,6 +5,7 @@ one step was redone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -134,6 +135,14 @@ def boundary_fences(journal: Journal) -> list[dict[str, Any]]:
     """Fences that asked all ranks to pause at the end of a step."""
     effects = [line["effect"] | {"mono": line["mono"]} for line in journal.lines() if line["kind"] == "effect"]
     return [effect for effect in effects if effect["type"] == "AnnounceFence" and effect.get("at_boundary")]
+
+
+def kill_node(agent: int, workers: Sequence[int]) -> None:
+    """The agent of a node and its workers die together."""
+    os.kill(agent, signal.SIGKILL)
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):  # it may end first, as its agent is gone
+            os.kill(worker, signal.SIGKILL)
 
 
 def processes_with(text: str) -> dict[int, str]:

@@ -15,6 +15,7 @@ from tests.e2e.support import (
     assert_at_most_one_step_redone,
     assert_identical,
     assert_no_process,
+    kill_node,
     report_of,
 )
 
@@ -67,8 +68,7 @@ def test_two_ranks_of_one_node_at_once_and_the_node_is_lost(local_job, undisturb
     pids = [job.worker_pid(2), job.worker_pid(3)]
     agent = job.agent_pid("local1")
     now = time.monotonic()
-    for pid in [agent, *pids]:
-        os.kill(pid, signal.SIGKILL)
+    kill_node(agent, pids)
     job.faults.mark_fired("wait", now)
     assert_recovered(job, undisturbed, recoveries=1)
     launched = report_of(job.job_dir)["recoveries"][0]["launched"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from tests.e2e.support import (
     assert_at_most_one_step_redone,
     assert_identical,
     assert_no_process,
+    kill_node,
     processes_with,
 )
 
@@ -36,10 +36,7 @@ def await_parked(job: LocalJob, count: int) -> None:
 
 def kill(job: LocalJob, fault: str, *pids: int) -> None:
     now = time.monotonic()
-    os.kill(pids[0], signal.SIGKILL)
-    for worker in pids[1:]:
-        with contextlib.suppress(ProcessLookupError):  # it may end first, as its agent is gone
-            os.kill(worker, signal.SIGKILL)
+    kill_node(pids[0], pids[1:])
     job.faults.mark_fired(fault, now)
 
 

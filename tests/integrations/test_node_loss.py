@@ -7,10 +7,7 @@ keep the step.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flashrec.testing import Fault
-from tests.e2e.support import ROOT, LocalJob, assert_at_most_one_step_redone, assert_identical, report_of
+from tests.e2e.support import ROOT, LocalJob, assert_at_most_one_step_redone, assert_identical, kill_node, report_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -84,10 +81,7 @@ def test_a_node_is_lost_and_every_number_is_the_same(example: Example, start: Ca
     )
     assert job.process.poll() is None, job.output()[-4000:]
     agent, *workers = [job.agent_pid("local1"), *map(job.worker_pid, example.lost_ranks)]
-    os.kill(agent, signal.SIGKILL)
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):  # it may end first, as its agent is gone
-            os.kill(worker, signal.SIGKILL)
+    kill_node(agent, workers)
     job.faults.mark_fired("node", time.monotonic())
     assert undisturbed.wait(240) == 0, undisturbed.output()[-4000:]
     assert job.wait(240) == 0, job.output()[-4000:]
