@@ -14,14 +14,15 @@ import torch
 
 from benchmarks.overhead import script
 from benchmarks.overhead.results import Results, Row, durations_us, median_ms, merge, save, table
+from benchmarks.overhead.script import WITHOUT_BUFFERS
 from tests.runtime import support
 from tests.runtime.support import Cluster
 
-CONFIGURATIONS = (("ddp", 2), ("ddp", 4), ("hsdp", 2), ("hsdp", 4))
+CONFIGURATIONS = (("ddp", 2), (WITHOUT_BUFFERS, 2), ("ddp", 4), ("hsdp", 2), ("hsdp", 4))
 AIM_MS = 50.0  # of which 1 % is allowed; with a core for each rank these rows get all blocks
 SHARES = {10.0: 1 / 4, AIM_MS: 1.0, 250.0: 1 / 12}  # sleep of a step: the share of blocks
 MANY_RANKS_SHARE = 1 / 3  # with fewer cores than ranks
-BLOCKS_OF_A_LIFE = 7  # then both jobs are started anew: two processes differ by up to 2 % for no other reason
+BLOCKS_OF_A_LIFE = 4  # then both jobs are started anew: two processes differ by up to 2 % for no other reason
 TIMED_STEPS = 60
 _TIMEOUT_S = 300.0
 
@@ -39,7 +40,7 @@ def main() -> None:
     pads_ms = [float(each) for each in args.pads.split(",") if each] or list(SHARES)
     results = Results({"cores": os.cpu_count(), "processor": platform.processor(), "torch": str(torch.__version__)}, [])
     for layout, ranks in wanted:
-        for pad_ms in pads_ms:
+        for pad_ms in pads_ms if layout != WITHOUT_BUFFERS else [AIM_MS]:
             blocks = num_blocks(args.blocks, int(ranks), pad_ms, os.cpu_count() or 1)
             lives = max(1, round(blocks / BLOCKS_OF_A_LIFE))
             found = [measure(layout, int(ranks), pad_ms, blocks // lives, args.steps) for _ in range(lives)]

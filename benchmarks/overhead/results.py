@@ -39,6 +39,7 @@ class Row(msgspec.Struct):
     plain_ms: list[float]
     guarded_ms: list[float]
     parts_us: dict[str, float] = {}
+    blocks_of_lives: list[int] = []  # how many of the blocks each pair of jobs has done, in order
 
     @property
     def ratios(self) -> list[float]:
@@ -55,9 +56,16 @@ class Row(msgspec.Struct):
 
     @property
     def added_interval_ms(self) -> tuple[float, float]:
-        """95 % of the medians of as many pairs, drawn from these with replacement (bootstrap)."""
-        draw, found = random.Random(1), self.differences_ms
-        medians = sorted(statistics.median(draw.choices(found, k=len(found))) for _ in range(_RESAMPLED))
+        """95 % of the medians of as many pairs of jobs, and of as many blocks of each, drawn from these with
+        replacement (bootstrap): what two processes differ by goes through all of their blocks."""
+        draw, rest = random.Random(1), iter(self.differences_ms)
+        lives = [[next(rest) for _ in range(num)] for num in self.blocks_of_lives or [len(self.differences_ms)]]
+        medians = sorted(
+            statistics.median(
+                each for life in draw.choices(lives, k=len(lives)) for each in draw.choices(life, k=len(life))
+            )
+            for _ in range(_RESAMPLED)
+        )
         return medians[round(0.025 * _RESAMPLED)], medians[round(0.975 * _RESAMPLED) - 1]
 
     @property
@@ -97,7 +105,8 @@ def merge(lives: list[Row]) -> Row:
     plain_ms, guarded_ms = (
         [each for row in lives for each in getattr(row, name)] for name in ("plain_ms", "guarded_ms")
     )
-    return Row(first.layout, first.ranks, first.pad_ms, plain_ms, guarded_ms, parts_us)
+    blocks_of_lives = [len(row.plain_ms) for row in lives]
+    return Row(first.layout, first.ranks, first.pad_ms, plain_ms, guarded_ms, parts_us, blocks_of_lives)
 
 
 def table(results: Results) -> str:

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.runtime.layouts import plain_ddp
 from tests.runtime.layouts.layout import TABLE
+
+WITHOUT_BUFFERS = "ddp-no-buffers"
 
 _POLL_S = 0.001
 _TIMEOUT_S = 300.0
@@ -43,7 +46,7 @@ def main(
 
         flashrec.init()
         dist.init_process_group("gloo")
-    setup = TABLE[layout].build()
+    setup = plain_ddp.without_buffers() if layout == WITHOUT_BUFFERS else TABLE[layout].build()
     _kept.append(setup)
     clock = _Clock(Path(turns), "plain" if plain else "guarded", steps)
 

@@ -40,7 +40,18 @@ def test_an_interval_is_narrower_with_more_pairs() -> None:
 
 def test_pairs_of_several_jobs_are_one_row() -> None:
     lives = [Row("ddp", 2, 10, plain_ms=[i], guarded_ms=[i + 1], parts_us={"enter": float(i)}) for i in (3, 8, 4)]
-    assert merge(lives) == Row("ddp", 2, 10, plain_ms=[3, 8, 4], guarded_ms=[4, 9, 5], parts_us={"enter": 4.0})
+    merged = Row("ddp", 2, 10, [3, 8, 4], [4, 9, 5], parts_us={"enter": 4.0}, blocks_of_lives=[1, 1, 1])
+    assert merge(lives) == merged
+
+
+def test_blocks_of_the_same_jobs_do_not_make_an_interval_narrower() -> None:
+    """One pair of jobs may differ from the next by more than its own blocks do."""
+    differences = [0.0] * 10 + [1.0] * 10 + [2.0] * 10
+    alone = Row("ddp", 2, 10, plain_ms=[10] * 30, guarded_ms=[10 + each for each in differences])
+    three = Row("ddp", 2, 10, alone.plain_ms, alone.guarded_ms, blocks_of_lives=[10, 10, 10])
+    assert three.added_ms == alone.added_ms == 1.0
+    assert three.added_interval_ms == (0, 2)
+    assert alone.added_interval_ms[0] > 0 or alone.added_interval_ms[1] < 2
 
 
 def test_waiting_for_the_slowest_rank_does_not_count() -> None:

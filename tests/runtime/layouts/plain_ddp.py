@@ -1,6 +1,8 @@
-"""DistributedDataParallel, with batch norm, dropout and a scheduler."""
+"""DistributedDataParallel, with batch norm (or none), dropout and a scheduler."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +14,18 @@ from tests.runtime.layouts.model import Net, regression
 
 def build() -> Setup:
     torch.manual_seed(7)
-    net = Net()
+    return _setup(Net())
+
+
+def without_buffers() -> Setup:
+    """Nothing that DDP would broadcast in a forward."""
+    torch.manual_seed(7)
+    net: Any = Net()
+    net.norm = nn.LayerNorm(net.norm.num_features)
+    return _setup(net)
+
+
+def _setup(net: Net) -> Setup:
     model = DistributedDataParallel(net, bucket_cap_mb=0.04)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
