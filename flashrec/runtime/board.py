@@ -29,7 +29,7 @@ class Board:
 
     def __init__(self, generation: int, is_joiner: bool) -> None:
         self._changed = threading.Condition()
-        self._announced = generation
+        self.announced = generation  # the newest one that was announced to us; a plain attribute, read in each step
         self._boundary = self._cut = generation
         self._started = is_joiner
         self._doomed = False
@@ -41,14 +41,9 @@ class Board:
         self._permits: dict[int, m.CommitAnswered] = {}
 
     @property
-    def announced(self) -> int:
-        """The newest generation that was announced to us."""
-        return self._announced
-
-    @property
     def wants_pause(self) -> bool:
         """True: all ranks are to pause at the end of a step; our next vote says so."""
-        return self._boundary > self._announced
+        return self._boundary > self.announced
 
     def was_cut(self, generation: int) -> bool:
         """True: the connections of what came before `generation` were ended by its fence, or by a newer one's."""
@@ -75,7 +70,7 @@ class Board:
             generation = getattr(message, "generation", None)
             if isinstance(message, m.PlanPublished):
                 generation = message.plan.generation
-            if generation is not None and generation < self._announced:
+            if generation is not None and generation < self.announced:
                 return False
             fenced = False
             match message:
@@ -101,12 +96,12 @@ class Board:
             return fenced
 
     def _announce(self, generation: int) -> bool:
-        if generation <= self._announced:
+        if generation <= self.announced:
             return False
         if not self._started:
             self._doomed = True
             return False
-        self._announced = self._cut = generation
+        self.announced = self._cut = generation
         return True
 
     def await_boundary(self, generation: int, timeout_s: float) -> None:
@@ -114,8 +109,8 @@ class Board:
         cutting one counts as well. Raises WaitedTooLong."""
 
         def ready() -> bool | None:
-            self._announced = max(self._announced, self._boundary)
-            return True if self._announced > generation or self._complete else None
+            self.announced = max(self.announced, self._boundary)
+            return True if self.announced > generation or self._complete else None
 
         with self._changed:
             if not self._changed.wait_for(ready, timeout_s):
@@ -140,8 +135,8 @@ class Board:
         found: list[T] = []
 
         def look() -> bool:
-            if self._announced > generation:
-                raise Superseded(f"generation {generation} is superseded by {self._announced}")
+            if self.announced > generation:
+                raise Superseded(f"generation {generation} is superseded by {self.announced}")
             value = ready()
             if value is not None:
                 found.append(value)
@@ -164,8 +159,8 @@ class Board:
             if self._plan is not None and self._plan.generation == generation:
                 return self._plan
             if self._boundary > generation:
-                self._announced = self._boundary
-                raise Superseded(f"generation {generation} is superseded by {self._announced}")
+                self.announced = self._boundary
+                raise Superseded(f"generation {generation} is superseded by {self.announced}")
             return None
 
         return self.wait(ready, generation, timeout_s, "the plan")
@@ -183,7 +178,7 @@ class Board:
     def wait_fence(self, generation: int, timeout_s: float) -> bool:
         """True as soon as a generation newer than `generation` is announced or training is complete; False: never."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._announced > generation or self._complete, timeout_s)
+            return self._changed.wait_for(lambda: self.announced > generation or self._complete, timeout_s)
 
     def wait_doom(self, timeout_s: float) -> bool:
         """True as soon as this worker is known to be restarted by the manager."""

@@ -19,7 +19,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._callbacks: list[Callback] = []
-        self._due: deque[tuple[Callback, int]] = deque()
+        self.due: deque[tuple[Callback, int]] = deque()
         self._next = 0
 
     def add(self, callback: Callback) -> None:
@@ -34,9 +34,9 @@ class Callbacks:
 
     def run(self, position: int) -> None:
         """All steps before `position` count. Raises what a callback raises; those behind it are called next time."""
-        for step in range(self._next, position):
-            self._due.extend((callback, step) for callback in self._callbacks)
+        if self._callbacks:
+            self.due.extend((each, step) for step in range(self._next, position) for each in self._callbacks)
         self._next = max(self._next, position)
-        while self._due:
-            callback, step = self._due.popleft()
+        while self.due:
+            callback, step = self.due.popleft()
             callback(step)

@@ -93,6 +93,11 @@ class Groups:
         """Collectives that this rank has issued since its groups were last connected, as far as that can be told."""
         return sum(count for _, count in _issued(self._alive()))
 
+    @property
+    def timeout_s(self) -> float:
+        """The longest that the script lets a collective take; 0.0 without a group."""
+        return max((group.timeout.total_seconds() for group in self._alive()), default=0.0)
+
     def drain(self) -> None:
         """After `form`: return when no operation of an older generation can write any more. Raises NotUnblockable."""
         self._engine.drain(self._limits.unblock_timeout_s)

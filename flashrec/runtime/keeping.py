@@ -20,6 +20,7 @@ class Keeper:
     def __init__(self, worker: Worker, is_fault: Callable[[BaseException], bool]) -> None:
         self._worker, self._is_fault = worker, is_fault
         self._checkpoints: Checkpoints | None = None
+        self.is_used = False
 
     def use(self, checkpoints: Checkpoints) -> None:
         worker = self._worker
@@ -27,7 +28,7 @@ class Keeper:
         checkpoints.kept = lambda step, how, took_s: worker.control.send(
             events.CheckpointKept(worker.rank, worker.env.incarnation, worker.progress.generation, step, how, took_s)
         )
-        self._checkpoints = checkpoints
+        self._checkpoints, self.is_used = checkpoints, True
 
     def load(self) -> int | None:
         """On ranks that start together: the step of the checkpoint that all have loaded. None: there is none."""

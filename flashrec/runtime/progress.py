@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flashrec.core.ranks import compact
 from flashrec.core.types import Report
-from flashrec.transport.page import Page
+from flashrec.transport.page import WHERE, Page, pad
 from flashrec.wire.messages import WorkerBeat
 
 Seen = tuple[bool | None, dict[str, int]]
@@ -42,8 +42,8 @@ class Progress:
     @where.setter
     def where(self, where: str) -> None:
         self._where = where
-        if self.page is not None:
-            self.page.write_where(where)
+        if (page := self.page) is not None:
+            page.memory[WHERE] = pad(where)  # not through a method: this is done five times in each step
 
     @property
     def quiet(self) -> str:

@@ -66,16 +66,12 @@ def registered(state: Mapping[str, Any]) -> dict[str, Stateful]:
 class LargeState:
     """Registered objects that are too large to be kept for each step: they may not change before the vote.
 
-    A `flashrec.runtime.parallel.part.Part` that looks at the version counters of their tensors.
+    A `flashrec.runtime.parallel.part.Checker` that looks at the version counters of their tensors, which the snapshot
+    has noted.
     """
-
-    name = "large state"
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-
-    def open(self, step: int) -> None:
-        """The snapshot, taken next, notes the versions."""
 
     def check(self, step: int) -> None:
         """Raises RuntimeError that names what was changed too early."""
@@ -85,18 +81,6 @@ class LargeState:
                 "it is too large to be kept, so that could not be undone if the step is done again. Change it after "
                 "optimizer.step(), as an average of the weights is"
             )
-
-    def settle_for(self, step: int) -> None:
-        """Nothing is kept."""
-
-    def describe(self) -> None:
-        return None
-
-    def impose(self, described: Any) -> None:
-        """Nothing is kept."""
-
-    def complete(self) -> None:
-        """Nothing is owed."""
 
 
 class Alike:

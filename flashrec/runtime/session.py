@@ -35,6 +35,8 @@ from flashrec.runtime.update import Update
 from flashrec.runtime.vote import AllReduce, Vote
 from flashrec.runtime.worker import Worker
 
+_NOT_TRAINING = frozenset({"init", "done"})
+
 
 class Guard(Protocol):
     """What a loop needs: with recovery (`StepGuard`) or without (`PassThrough`)."""
@@ -81,7 +83,8 @@ class Step(int):
         return self.is_entered and self._guard.position > int(self)
 
     def __enter__(self) -> Step:
-        self._callbacks.run(self._guard.position)  # those that an exception of the script has kept back
+        if self._callbacks.due:  # an exception of the script has kept them back
+            self._callbacks.run(self._guard.position)
         self._guard.enter(int(self))
         self.is_entered = True
         return self
@@ -203,7 +206,9 @@ def recoverable_guard(
     sharded = fsdp.FsdpModules(model) if fsdp.is_used(model) else None
     devices = {sharded.device} if sharded is not None else {param.device for param in model.parameters()}
     trees = _trees(worker, devices)
-    ddp = DdpInstances(model, None if trees is None else trees.spread)
+    ddp = DdpInstances(
+        model, None if trees is None else trees.spread, lambda: worker.progress.where not in _NOT_TRAINING
+    )
     objects = {**objects, **ddp.hook_states()}
     kinds: list[Part] = [ddp, Pipelines(model, schedules), Untouched(model, listed)]
     kept = dict(objects)
@@ -226,11 +231,11 @@ def recoverable_guard(
     make_random_tracker(model)
     snapshot = Snapshot(model, listed, kept, keeps_random_state=seed is None)
     alike = Alike(worker.rank, agreement.ranks, objects, device)
-    kinds += [agreement, alike, update, LargeState(snapshot)]
+    kinds += [agreement, alike, update]
     stretches = stretches or Stretches()
     state = State(model, listed, {**objects, STRETCH: stretches}, sends_random_state=seed is None)
     mirror = Mirrors(worker, state, mirrors, agreement.ranks, device) if mirrors else None
-    parts = Parts(kinds if mirror is None else [*kinds, mirror])
+    parts = Parts(kinds if mirror is None else [*kinds, mirror], [LargeState(snapshot)] if snapshot.has_large else [])
     if mirror is not None:
         mirror.describe_all = parts.describe
     recovery = Recovery(worker, agreement.ranks, parts, state, snapshot, listed, mirror)
@@ -238,10 +243,8 @@ def recoverable_guard(
     recovery.handover = Handover(
         worker, state, stretches, agreement.ranks, lambda: rigid or update.rigid, device, num_on_node()
     )
-    if trees is None:
-        vote = Vote(worker.progress, worker.env.world_size, AllReduce(device), lambda: None)
-    else:
-        vote = Vote(worker.progress, worker.env.world_size, trees, trees.current)
+    all_reduce = AllReduce(device)
+    vote = Vote(worker.progress, worker.env.world_size, (lambda: all_reduce) if trees is None else trees.current)
     return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank, mirror)
 
 

@@ -42,17 +42,14 @@ class _Buffers:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = [tensor for tensor in tensors if tensor.numel()]
         self._copies = [torch.empty_like(shards.local(tensor)) for tensor in self.tensors]
-        self._has_copies = self._wants_copies = False
+        self._has_copies = self.wants_copies = False
 
     def begin(self) -> None:
-        self._has_copies, self._wants_copies = False, True
-
-    def end(self) -> None:
-        self._wants_copies = False
+        self._has_copies, self.wants_copies = False, True
 
     def copy_once(self, *_: Any) -> None:
-        if self._wants_copies:
-            self._wants_copies = False
+        if self.wants_copies:
+            self.wants_copies = False
             optim.foreach_copy(self._copies, [shards.local(tensor.detach()) for tensor in self.tensors])
             self._has_copies = True
 
@@ -79,9 +76,9 @@ class Snapshot:
         self._keeps_random_state = keeps_random_state
         self._in_ddp: list[_Buffers] = []
         for module in model.modules():
-            if isinstance(module, DistributedDataParallel):
-                self._in_ddp.append(_Buffers(module.module.buffers()))
-                module.module.register_forward_pre_hook(self._in_ddp[-1].copy_once)
+            if isinstance(module, DistributedDataParallel) and (inner := _Buffers(module.module.buffers())).tensors:
+                self._in_ddp.append(inner)
+                module.module.register_forward_pre_hook(inner.copy_once)
         inside = {id(buffer) for buffers in self._in_ddp for buffer in buffers.tensors}
         self._others = _Buffers(buffer for buffer in model.buffers() if id(buffer) not in inside)
         self._step = -1
@@ -100,31 +97,40 @@ class Snapshot:
         """The step whose start is kept; -1: none."""
         return self._step
 
+    @property
+    def has_large(self) -> bool:
+        """Is there an object that is too large to be kept?"""
+        return bool(self._large)
+
     def take(self, step: int) -> None:
         """`step` begins."""
         self._step = step
-        changes, before = self._changes, self._states
-        self._states = {name: freeze(object_.state_dict()) for name, object_ in self._kept.items()}
-        for name, known in before.items():
-            if changes.get(name, True):
-                changes[name] = not is_equal(self._states[name], known)
+        changes, before, states = self._changes, self._states, {}
+        for name, object_ in self._kept.items():
+            states[name] = now = freeze(object_.state_dict())
+            if name in before and changes.get(name, True):
+                changes[name] = not is_equal(now, before[name])
+        self._states = states
         if self._large:
             versions = self._versions_now()
             for name, numbers in self._versions.items():
                 changes[name] = changes.get(name, True) and versions[name] != numbers
             self._versions = versions
-        self._hyper = [list(map(_without_params, optimizer.param_groups)) for optimizer in self._optimizers]
+        self._hyper.clear()
+        for optimizer in self._optimizers:
+            self._hyper.append(list(map(_without_params, optimizer.param_groups)))
         if self._keeps_random_state:
             self._random = seeds.state()
         for buffers in self._in_ddp:
             buffers.begin()
-        self._others.begin()
-        self._others.copy_once()
+        if self._others.tensors:
+            self._others.begin()
+            self._others.copy_once()
 
     def close(self) -> None:
         """The step is over, or what runs now is not part of one (evaluation between steps)."""
         for buffers in self._in_ddp:
-            buffers.end()
+            buffers.wants_copies = False
 
     def restore(self) -> None:
         """Put everything back to where `take` (for buffers in DDP: the first forward after it) found it."""
@@ -190,18 +196,28 @@ def freeze(value: Any) -> Any:
     if kind in _UNCHANGING:
         return value
     if kind is dict:
-        return {key: item if type(item) in _UNCHANGING else freeze(item) for key, item in value.items()}
+        return _freeze_items(value.copy())
     if kind is list:
-        return [freeze(item) for item in value]
+        return value.copy() if _UNCHANGING.issuperset(map(type, value)) else list(map(freeze, value))
     if kind is tuple:
-        return tuple([freeze(item) for item in value])
+        return value if _UNCHANGING.issuperset(map(type, value)) else tuple(map(freeze, value))
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.deepcopy(value)
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: item if type(item) in _UNCHANGING else freeze(item) for key, item in group.items() if key != "params"}
+    kept = group.copy()
+    del kept["params"]
+    return _freeze_items(kept)
+
+
+def _freeze_items(items: dict[Any, Any]) -> dict[Any, Any]:
+    """The same dictionary, its values frozen."""
+    for key, value in items.items():
+        if type(value) not in _UNCHANGING:
+            items[key] = freeze(value)
+    return items
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -211,7 +227,16 @@ def is_equal(one: Any, other: Any) -> bool:
     if type(one) in _UNCHANGING:
         return bool(one == other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
+        if one.keys() != other.keys():
+            return False
+        for key, value in one.items():
+            its = other[key]
+            if type(value) in _UNCHANGING:
+                if type(its) is not type(value) or its != value:
+                    return False
+            elif not is_equal(value, its):
+                return False
+        return True
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_equal, one, other))
     if isinstance(one, torch.Tensor):

@@ -184,30 +184,32 @@ class StepGuard:
     # ---- the block ----------------------------------------------------------------------------------------------
 
     def enter(self, step: int) -> None:
-        if self._stage is not Stage.IDLE or step != self._worker.progress.v:
+        worker, progress = self._worker, self._worker.progress
+        if self._stage is not Stage.IDLE or step != progress.v:
             raise RuntimeError(
                 f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
             )
-        while self._is_fenced or not self._keeper.save_if_due(step):
+        keeper = self._keeper
+        while worker.board.announced > progress.generation or (keeper.is_used and not keeper.save_if_due(step)):
             if self._mirrors is not None:  # this step may not be the one to go on with: its block will find out
                 break
             self._recover()
-            if step != self._worker.progress.v:
-                raise RecoveryFailed(
-                    f"fenced before step {step} began, but told to resume at {self._worker.progress.v}"
-                )
+            if step != progress.v:
+                raise RecoveryFailed(f"fenced before step {step} began, but told to resume at {progress.v}")
         self._step, self._plan, self._pauses = step, None, False
         self._stepped.clear()
         self._parts.open(step)
         self._snapshot.take(step)
         if self._seed is not None:
             seed_all(self._seed, step, self._seed_rank)
-        self._stage, self._worker.progress.where = Stage.OPEN, "step"
+        self._stage, progress.where = Stage.OPEN, "step"
 
     def leave(self, error: BaseException | None) -> bool:
         """End of the block. Returns True when `error` is dealt with."""
         self._snapshot.close()
         try:
+            if error is None and self._stage is Stage.COMMITTED and self._plan is None and not self._pauses:
+                return True
             return self._leave(error)
         finally:
             self._stage, self._worker.progress.where = Stage.IDLE, "idle"
@@ -264,7 +266,7 @@ class StepGuard:
             raise RuntimeError("optimizer.step() outside of `with step:` cannot be recovered; move it into the block")
         if self._stage is Stage.COMMITTED or id(optimizer) in self._stepped:
             raise RuntimeError("a second optimizer.step() in one `with step:`; use one block for each optimizer step")
-        if any(value is not None for value in (*args[1:], *kwargs.values())):
+        if (len(args) > 1 or kwargs) and any(value is not None for value in (*args[1:], *kwargs.values())):
             raise RuntimeError("optimizer.step(closure) computes gradients after the vote; call it without a closure")
         if self._stage is Stage.OPEN:
             self._begin_update()

@@ -15,15 +15,16 @@ shuts its sockets like all others; whoever is then inside gets a `RuntimeError`,
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
 from flashrec.runtime.errors import Superseded
-from flashrec.runtime.progress import Progress
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.transfer.protocol import advance, send_all
 from flashrec.runtime.transfer.target import listen
@@ -36,23 +37,29 @@ _COUNT = struct.Struct("<qii")  # step, ranks present, ranks that want a pause
 _HEAD = struct.Struct("<qq")  # step, bytes that follow
 _HELLO = struct.Struct("<qi")  # generation, rank
 _ADDRESS = struct.Struct("<16sH")
+_TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
+_CLOSED = "the other end closed the connection"
 
 
 class Tree:
     """The connections of this rank in one generation."""
 
     def __init__(self, worker: Worker, generation: int) -> None:
-        self._worker, self.generation = worker, generation
+        self._worker, self._progress, self.generation = worker, worker.progress, generation
         self._parent: socket.socket | None = None
         self._children: list[socket.socket] = []
+        self._neighbours: list[socket.socket] = []  # both
+        self._num_ops = 0
+        self._patience_s = 0.0  # ranks come at other times: one reads its data, another one still saves
         self._peers: dict[socket.socket, str] = {}  # of what is open; "[address]:port", as in gloo's errors
 
     def connect(self) -> None:
         """A collective over the default group. Raises RuntimeError, Superseded; then `close` it."""
         worker, limits = self._worker, self._worker.limits
         rank, world_size = worker.env.rank, worker.env.world_size
+        self._patience_s = max(limits.resume_timeout_s, worker.groups.timeout_s)
         children = range(FANOUT * rank + 1, min(FANOUT * rank + FANOUT + 1, world_size))
-        with self._named("connecting"), worker.sockets.watch(listen(worker.control.welcome.address)) as listener:
+        with self._operation("connecting"), worker.sockets.watch(listen(worker.control.welcome.address)) as listener:
             addresses = _exchange(listener.getsockname()[:2])
             listener.settimeout(limits.connect_timeout_s)
             if rank:
@@ -67,50 +74,74 @@ class Tree:
                     raise ConnectionError(f"rank {number} is no child of rank {rank}, or is so twice")
                 accepted[number] = child
             self._children = [accepted[number] for number in children]
-            for connection in self._all():
-                connection.settimeout(limits.resume_timeout_s)
+            self._neighbours = self._children if self._parent is None else [self._parent, *self._children]
+            for connection in self._neighbours:
+                _limit(connection, self._patience_s)
 
     def count(self, step: int, is_pausing: bool) -> tuple[int, int]:
         """(ranks that have called this, those of them that want a pause). Raises RuntimeError when it was cut."""
-        with self._named(f"the vote of step {step}"):
+        progress = self._progress
+        self._num_ops, progress.is_in_tree = self._num_ops + 1, True
+        progress.tree_ops = self.generation, self._num_ops
+        try:
             heard: dict[socket.socket, tuple[int, int]] = {}
-            missing, told = self._all(), None
+            missing, told = self._neighbours, None
             num_present, num_pausing = 1, int(is_pausing)  # of this rank and of those beyond the ones that are heard
             while missing:
                 if len(missing) == 1:
-                    told = missing[0]
+                    (told,) = readable = missing
                     told.sendall(_COUNT.pack(step, num_present, num_pausing))
-                for neighbour in self._await(missing):
+                else:
+                    readable = self._await(missing)
+                for neighbour in readable:
                     its_step, present, pausing = _COUNT.unpack(self._read(neighbour, _COUNT.size))
-                    _check_same(its_step, step)
-                    heard[neighbour] = present, pausing
+                    if its_step != step:
+                        raise _other_step(its_step, step)
                     num_present, num_pausing = num_present + present, num_pausing + pausing
+                    if neighbour is not told:
+                        heard[neighbour] = present, pausing
+                if told is not None:
+                    break
                 missing = [neighbour for neighbour in missing if neighbour not in heard]
             for neighbour, (present, pausing) in heard.items():
-                if neighbour is not told:
-                    neighbour.sendall(_COUNT.pack(step, num_present - present, num_pausing - pausing))
+                neighbour.sendall(_COUNT.pack(step, num_present - present, num_pausing - pausing))
             return num_present, num_pausing
+        except OSError as err:
+            raise _cut(f"the vote of step {step}", err) from err
+        finally:
+            progress.is_in_tree = False
 
     def spread(self, step: int, views: list[memoryview]) -> None:
         """Fill `views`, bytes one after the other, with those of rank 0. Raises RuntimeError when it was cut."""
-        with self._named(f"sharing in step {step}"):
+        progress = self._progress
+        self._num_ops, progress.is_in_tree = self._num_ops + 1, True
+        progress.tree_ops = self.generation, self._num_ops
+        try:
             num_bytes = sum(map(len, views))
             if self._parent is not None:
                 head = bytearray(_HEAD.size)
-                received = self._receive(self._parent, [memoryview(head), *views], _HEAD.size)
+                received = self._receive(self._parent, [memoryview(head), *views], _HEAD.size) - _HEAD.size
                 its_step, its_num_bytes = _HEAD.unpack(head)
-                _check_same(its_step, step)
+                if its_step != step:
+                    raise _other_step(its_step, step)
                 if its_num_bytes != num_bytes:
                     raise RuntimeError(f"rank 0 shares {its_num_bytes} bytes, this rank expects {num_bytes}")
-                self._receive(self._parent, advance(views, received - _HEAD.size))
-            ahead = memoryview(_HEAD.pack(step, num_bytes))
+                if received < num_bytes:
+                    self._receive(self._parent, advance(views, received), num_bytes - received)
             for child in self._children:
-                send_all(child, [ahead, *views])
+                message = [memoryview(_HEAD.pack(step, num_bytes)), *views]
+                sent = child.sendmsg(message)
+                if sent < _HEAD.size + num_bytes:
+                    send_all(child, advance(message, sent))
+        except OSError as err:
+            raise _cut(f"sharing in step {step}", err) from err
+        finally:
+            progress.is_in_tree = False
 
     def close(self) -> None:
         for connection in list(self._peers):
             self._drop(connection)
-        self._parent, self._children = None, []
+        self._parent, self._children, self._neighbours = None, [], []
 
     def _accept(self, listener: socket.socket) -> tuple[int, socket.socket]:
         """(its rank, the connection) of the next child. Whoever does not know the job's secret is sent away."""
@@ -132,9 +163,6 @@ class Tree:
         self._peers.pop(connection, None)
         connection.close()
 
-    def _all(self) -> list[socket.socket]:
-        return self._children if self._parent is None else [self._parent, *self._children]
-
     def _keep(self, connection: socket.socket) -> socket.socket:
         """From now on a fence shuts it. Raises Superseded: it has come already."""
         self._worker.sockets.hold(connection)
@@ -147,54 +175,54 @@ class Tree:
 
     def _await(self, connections: list[socket.socket]) -> list[socket.socket]:
         """Those that can be read. Raises TimeoutError."""
-        if len(connections) == 1:
-            return connections
-        readable: list[socket.socket] = await_readable(connections, self._worker.limits.resume_timeout_s)
+        readable: list[socket.socket] = await_readable(connections, self._patience_s)
         if not readable:
             raise TimeoutError("timed out")
         return readable
 
-    def _read(self, connection: socket.socket, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
-        self._receive(connection, [memoryview(data)])
+    def _read(self, connection: socket.socket, num_bytes: int) -> bytes:
+        data = b""
+        try:
+            while len(data) < num_bytes:
+                got = connection.recv(num_bytes - len(data))
+                if not got:
+                    raise ConnectionError(_CLOSED)
+                data += got
+        except OSError as err:
+            raise self._named(err, connection) from err
         return data
 
-    def _receive(self, connection: socket.socket, views: list[memoryview], num_wanted: int | None = None) -> int:
-        """Fill all views, or at least `num_wanted` bytes of them. Returns how many bytes have come."""
+    def _receive(self, connection: socket.socket, views: list[memoryview], num_wanted: int) -> int:
+        """Fill at least `num_wanted` bytes of the views. Returns how many have come."""
         received = 0
-        wanted = sum(map(len, views)) if num_wanted is None else num_wanted
         try:
-            while received < wanted:
+            while True:
                 got = connection.recvmsg_into(views)[0]
                 if not got:
-                    raise ConnectionError("the other end closed the connection")
-                received, views = received + got, advance(views, got)
+                    raise ConnectionError(_CLOSED)
+                received += got
+                if received >= num_wanted:
+                    return received
+                views = advance(views, got)
         except OSError as err:
-            raise ConnectionError(f"{err} (closed by peer {self._peers.get(connection, '?')})") from err
-        return received
+            raise self._named(err, connection) from err
 
-    def _named(self, what: str) -> _Operation:
-        return _Operation(self._worker.progress, self.generation, what)
+    def _named(self, error: OSError, connection: socket.socket) -> ConnectionError:
+        what = "timed out" if isinstance(error, BlockingIOError) else error
+        return ConnectionError(f"{what} (closed by peer {self._peers.get(connection, '?')})")
 
-
-class _Operation:
-    """One operation: seen by the heartbeat, and errors of sockets become what a cut collective raises."""
-
-    __slots__ = ("_generation", "_progress", "_what")
-
-    def __init__(self, progress: Progress, generation: int, what: str) -> None:
-        self._progress, self._generation, self._what = progress, generation, what
-
-    def __enter__(self) -> None:
-        progress = self._progress
-        generation, number = progress.tree_ops
-        progress.tree_ops = (self._generation, number + 1 if generation == self._generation else 1)
-        progress.is_in_tree = True
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        self._progress.is_in_tree = False
-        if isinstance(error, OSError):
-            raise RuntimeError(f"ProcessGroup: {self._what} was cut: {error}") from error
+    @contextlib.contextmanager
+    def _operation(self, what: str) -> Iterator[None]:
+        """Seen by the heartbeat, and what sockets raise becomes what a cut collective raises. Where this is done in
+        each step it is written out."""
+        self._num_ops, self._progress.is_in_tree = self._num_ops + 1, True
+        self._progress.tree_ops = self.generation, self._num_ops
+        try:
+            yield
+        except OSError as err:
+            raise _cut(what, err) from err
+        finally:
+            self._progress.is_in_tree = False
 
 
 class Trees:
@@ -205,13 +233,12 @@ class Trees:
         self._tree: Tree | None = None
         worker.progress.has_tree = True
 
-    def count(self, step: int, is_pausing: bool) -> tuple[int, int]:
-        """See `Tree.count`."""
-        return self.current().count(step, is_pausing)
-
     def spread(self, views: list[memoryview]) -> None:
         """See `Tree.spread`."""
-        self.current().spread(self._worker.progress.v, views)
+        tree, progress = self._tree, self._worker.progress
+        if tree is None or tree.generation != progress.generation:
+            tree = self.current()
+        tree.spread(progress.v, views)
 
     def current(self) -> Tree:
         """A collective in the first call of a generation. Raises RuntimeError, Superseded."""
@@ -248,6 +275,20 @@ def _exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
     return found
 
 
-def _check_same(its_step: int, step: int) -> None:
-    if its_step != step:
-        raise RuntimeError(f"another rank is in step {its_step}, this one in step {step}")
+def _limit(connection: socket.socket, timeout_s: float) -> None:
+    """The kernel ends what takes longer. With a time-out of Python's, each call would begin with a `poll`."""
+    connection.settimeout(None)
+    seconds = int(timeout_s)
+    limit = _TIMEVAL.pack(seconds, int((timeout_s - seconds) * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _cut(what: str, error: OSError) -> RuntimeError:
+    """What a collective that was cut raises."""
+    why = "timed out" if isinstance(error, BlockingIOError) else error
+    return RuntimeError(f"ProcessGroup: {what} was cut: {why}")
+
+
+def _other_step(its_step: int, step: int) -> RuntimeError:
+    return RuntimeError(f"another rank is in step {its_step}, this one in step {step}")

@@ -7,6 +7,7 @@ the session does not know is looked at, too. What goes round both (`param.data.a
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flashrec.runtime.torch_private import optim
 
+_VERSION = operator.attrgetter("_version")
 _ADVICE = (
     "if the step is done again, that cannot be undone. Is there an optimizer that steps inside of the backward, or one "
     "that the session does not know? Give it to flashrec.Session(…), call its step() after the backward, and change "
@@ -29,11 +31,13 @@ class Untouched:
     name = "untouched"
 
     def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._known = set(map(id, optimizers))
+        self._known = known = set(map(id, optimizers))
         self._is_open = False
         self._ids = {id(param): name for name, param in model.named_parameters()}
         look = weakref.WeakMethod(self._look_at)  # a hook of the whole process must not keep a model alive
-        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: (found := look()) and found(optimizer))
+        hook = register_optimizer_step_pre_hook(
+            lambda optimizer, *_: None if id(optimizer) in known or not (found := look()) else found(optimizer)
+        )
         weakref.finalize(self, hook.remove)
         self._params = list(model.parameters())
         self._names = [name for name, _ in model.named_parameters()]
@@ -41,7 +45,7 @@ class Untouched:
 
     def open(self, step: int) -> None:
         self._is_open = True
-        self._versions = [param._version for param in self._params]
+        self._versions = list(map(_VERSION, self._params))
 
     def check(self, step: int) -> None:
         """Raises RuntimeError that names a parameter which was changed too early, or is about to be."""
@@ -51,7 +55,7 @@ class Untouched:
                 "optimizer.step() inside of the backward: the ranks cannot vote for a step that has not all gradients "
                 "yet; call it after the backward"
             )
-        if [param._version for param in self._params] == self._versions:
+        if list(map(_VERSION, self._params)) == self._versions:
             return
         changed = [
             name
@@ -75,7 +79,7 @@ class Untouched:
         """Nothing is owed."""
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._is_open or id(optimizer) in self._known:
+        if not self._is_open:
             return
         params = (param for group in optimizer.param_groups for param in group["params"])
         name = next((self._ids[id(param)] for param in params if id(param) in self._ids), None)

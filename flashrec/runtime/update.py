@@ -42,35 +42,30 @@ class Update:
         self._undo = Undo(optimizers)
         self._num_issued, self._drain = num_issued, drain
         is_known = any(map(zero.is_zero, optimizers))
-        self._is_after = is_known if communicates is None else communicates
+        self.votes_after = is_known if communicates is None else communicates  # the vote of a step follows its update
         self._num_watched = 0 if communicates is None else WATCHED_UPDATES
         self._issued_before = 0
 
     @property
-    def votes_after(self) -> bool:
-        """True: the vote of a step follows its update."""
-        return self._is_after
-
-    @property
     def rigid(self) -> str:
         """Why this optimizer cannot go on in a world of another size; '': it can."""
-        return "optimizer.step() communicates, so its state may follow the world size" if self._is_after else ""
+        return "optimizer.step() communicates, so its state may follow the world size" if self.votes_after else ""
 
     def begin(self, step: int) -> None:
         """The first optimizer of `step` is about to change something."""
-        if self._is_after:
+        if self.votes_after:
             self._undo.take(step)
         elif self._num_watched < WATCHED_UPDATES:
             self._issued_before = self._num_issued()
 
     def end(self) -> None:
         """The last optimizer of the step has returned."""
-        if self._is_after or self._num_watched >= WATCHED_UPDATES:
+        if self.votes_after or self._num_watched >= WATCHED_UPDATES:
             return
         self._num_watched += 1
         num_collectives = self._num_issued() - self._issued_before
         if num_collectives > 0:
-            self._is_after = True
+            self.votes_after = True
             logger.warning(
                 "optimizer.step() has issued %d collectives. From the next step on its updates are copied before and "
                 "voted on after, so that one which is cut can be undone. Say Session(…, optimizer_communicates=True) "
@@ -91,10 +86,10 @@ class Update:
             self._undo.restore()
 
     def describe(self) -> bool:
-        return self._is_after
+        return self.votes_after
 
     def impose(self, is_after: bool) -> None:
-        self._is_after = is_after
+        self.votes_after = is_after
         self._undo.forget()
 
     def complete(self) -> None:

@@ -31,17 +31,17 @@ class Counter(Protocol):
 class Vote:
     """Casts votes and keeps the tags."""
 
-    def __init__(self, progress: Progress, world_size: int, counter: Counter, prepare: Callable[[], object]) -> None:
-        """prepare: what all ranks do before they vote; when it fails, this rank has not voted."""
-        self._progress, self._world_size, self._counter, self._prepare = progress, world_size, counter, prepare
+    def __init__(self, progress: Progress, world_size: int, counter: Callable[[], Counter]) -> None:
+        """counter: called by all ranks before they vote; when it fails, this rank has not voted."""
+        self._progress, self._world_size, self._counter = progress, world_size, counter
 
     def cast(self, step: int, wants_pause: bool = False) -> bool:
         """Vote for `step`. Returns whether some rank wants a pause. Raises RuntimeError when it was cut or counted
         short."""
         self._progress.where = "vote"
-        self._prepare()
+        counter = self._counter()
         self._progress.voted = step
-        count, num_pausing = self._counter.count(step, wants_pause)
+        count, num_pausing = counter.count(step, wants_pause)
         if count != self._world_size:  # an aborted NCCL collective "succeeds"
             raise RuntimeError(f"ProcessGroup: the vote of step {step} counted {count} of {self._world_size} ranks")
         self._progress.passed = step

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 
 _WHERE_BYTES, _PAGE_BYTES = 16, 128
+WHERE = slice(0, _WHERE_BYTES)
 
 
 class Page:
@@ -25,19 +26,20 @@ class Page:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, _PAGE_BYTES)
-            self._memory = mmap.mmap(fd, _PAGE_BYTES)
+            self.memory = mmap.mmap(fd, _PAGE_BYTES)
         finally:
             os.close(fd)
 
     def write_where(self, where: str) -> None:
-        self._memory[:_WHERE_BYTES] = _pad(where, _WHERE_BYTES)
+        self.memory[WHERE] = pad(where)
 
     def write_quiet(self, quiet: str) -> None:
-        self._memory[_WHERE_BYTES:] = _pad(quiet, _PAGE_BYTES - _WHERE_BYTES)
+        self.memory[_WHERE_BYTES:] = pad(quiet, _PAGE_BYTES - _WHERE_BYTES)
 
 
 @functools.lru_cache(maxsize=64)
-def _pad(text: str, num_bytes: int) -> bytes:
+def pad(text: str, num_bytes: int = _WHERE_BYTES) -> bytes:
+    """As it stands on the page."""
     return text.encode()[:num_bytes].ljust(num_bytes, b"\0")
 
 

@@ -125,6 +125,40 @@ def share_buffers(out: str) -> None:
     Path(out).write_text(json.dumps(said))
 
 
+def change_buffers(out: str) -> None:
+    """Rank 0 changes its buffers before step 2. What each forward begins with, and the collectives it issues before."""
+    start()
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    num_issued = api._Process.worker.groups.num_issued
+    means: list[list[float]] = []
+    issued: list[int] = []
+
+    def begins(*_: object) -> None:
+        means.append(net[1].running_mean.tolist())
+        issued[-1] = num_issued() - issued[-1]
+
+    def run() -> torch.Tensor:
+        issued.append(num_issued())
+        found: torch.Tensor = ddp(torch.randn(4, 2))
+        return found
+
+    session = flashrec.Session(ddp, optimizer)
+    net.register_forward_pre_hook(begins)
+    with torch.no_grad():
+        run()
+    for step in session.steps(3):
+        if step == 1 and dist.get_rank() == 0:
+            net[1].running_mean.fill_(5.0)
+        with step:
+            run().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run()
+    Path(out).write_text(json.dumps({"means": means, "issued": issued}))
+
+
 def stand_still(out: str, folder: str) -> None:
     """Rank 1 stands still, in four ways one after the other; each ends when FOLDER has a file of its name."""
     start()

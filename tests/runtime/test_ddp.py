@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import struct
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,13 +290,112 @@ def test_another_kind_of_tensor_at_the_same_place_is_left_to_ddp() -> None:
     assert wire.sent is None
 
 
+class Forwards:
+    """A DDP whose forwards share buffers over a `Wire` while `is_training`. own: how often DDP has broadcast itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_wire: bool = True) -> None:
+        self.ddp, self.wire, self.own, self.is_training = DistributedDataParallel(net()), Wire(), 0, True
+        self.buffers: Any = private_ddp.SharedBuffers(self.ddp, self.wire if has_wire else None)
+        self.buffers.share_in_forward(lambda: self.is_training)
+        monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", lambda ddp: self._count())
+
+    def _count(self) -> None:
+        self.own += 1
+
+    def run(self, ddp: Any = None) -> tuple[int, bool]:
+        """(how often DDP itself has broadcast in this forward, were the buffers on the wire)"""
+        self.own, self.wire.sent = 0, None
+        (ddp or self.ddp)(torch.ones(2, 4))
+        return self.own, self.wire.sent is not None
+
+
+def test_a_forward_takes_the_buffers_of_rank_0_this_way_while_this_rank_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = Forwards(monkeypatch)
+    mean = forwards.ddp.module[1].running_mean
+    before = bytes(mean.numpy())
+    assert forwards.run() == (0, True)
+    assert before in (forwards.wire.sent or b"") and bytes(mean.numpy()) != before  # before the module changes them
+    forwards.is_training = False
+    assert forwards.run() == (1, False)
+    forwards.is_training = True
+    del forwards.buffers  # the session is gone
+    assert forwards.run() == (1, False)
+
+
+def test_a_forward_that_needs_no_buffers_sends_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = Forwards(monkeypatch)
+    with forwards.ddp.no_sync():
+        assert [forwards.run(), forwards.run()] == [(0, True), (0, False)]  # as DDP does: with the first one
+    assert [forwards.run(), forwards.run()] == [(0, False), (0, True)]
+    with torch.no_grad():
+        assert [forwards.run(), forwards.run()] == [(0, True), (0, False)]
+
+
+def test_a_script_that_says_itself_how_buffers_become_equal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = Forwards(monkeypatch)
+    forwards.ddp._register_buffer_comm_hook(None, lambda state, buffers: None)
+    assert not forwards.run()[1]
+    assert private_ddp.rebuild(forwards.ddp) == (False, False)
+
+
+def test_without_a_tree_ddp_broadcasts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Forwards(monkeypatch, has_wire=False).run() == (1, False)
+
+
+@pytest.mark.parametrize("place", ["before", "inside"])
+def test_a_forward_that_fails_does_not_keep_ddp_from_sharing_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Else this rank would issue other collectives than the others from then on."""
+    forwards = Forwards(monkeypatch)
+
+    def fail(*_: Any) -> None:
+        raise ValueError(place)
+
+    with monkeypatch.context() as broken:
+        if place == "before":
+            broken.setattr(DistributedDataParallel, "_pre_forward", fail)
+        else:
+            broken.setattr(nn.Linear, "forward", fail)
+        with pytest.raises(ValueError, match=place):
+            forwards.run()
+    assert forwards.run() == (0, True)
+    assert forwards.run() == (0, True)
+
+
+def test_a_copy_of_a_ddp_shares_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = Forwards(monkeypatch)
+    copied = copy.deepcopy(forwards.ddp)
+    assert forwards.run(copied) == (1, False)
+    assert forwards.run(pickle.loads(pickle.dumps(forwards.ddp))) == (1, False)
+    assert forwards.run() == (0, True)
+
+
+@pytest.mark.parametrize("why", ["has_delayed_params", "is_compiled_reducer"])
+def test_a_ddp_that_does_not_share_in_its_forward_is_left_alone(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    monkeypatch.setattr(private_ddp, why, lambda ddp: True)
+    assert Forwards(monkeypatch).run() == (1, False)
+
+
+def test_what_rank_0_alone_has_changed_between_steps_comes_with_the_next_forward(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    try:
+        cluster.start_all(programs.change_buffers)
+        cluster.await_end()
+        found = cluster.results()
+    finally:
+        cluster.close()
+    assert found[0]["means"] == found[1]["means"] and found[0]["means"][2] == [5.0, 5.0]
+    assert found[0]["issued"] == found[1]["issued"] == [2, 0, 0, 0, 2]  # before and after training DDP does it itself
+
+
 def test_a_script_may_take_all_buffers_away() -> None:
     ddp = DistributedDataParallel(net())
     buffers = private_ddp.SharedBuffers(ddp)
-    assert private_ddp.shares_buffers(ddp)
+    assert private_ddp.rebuild(ddp)[1]
     ddp.module[1] = nn.Identity()
     buffers.share()
-    assert not private_ddp.shares_buffers(ddp)
+    assert not private_ddp.rebuild(ddp)[1]
 
 
 @pytest.mark.parametrize("how", ["buffer", "module", "around", "one more", "one less"])

@@ -82,7 +82,7 @@ def _worker(rank: int, world_size: int) -> Any:
     return types.SimpleNamespace(
         rank=rank, env=types.SimpleNamespace(rank=rank, world_size=world_size), secret=SECRET, limits=LIMITS,
         control=types.SimpleNamespace(welcome=welcome), sockets=Sockets(), board=Board(1, False),
-        progress=Progress(rank=rank, incarnation=1, generation=1),
+        progress=Progress(rank=rank, incarnation=1, generation=1), groups=types.SimpleNamespace(timeout_s=0.0),
     )  # fmt: skip
 
 
@@ -109,10 +109,8 @@ def test_whoever_comes_last_knows_the_result_at_once(make_ranks, world_size: int
             met.wait(20)
             return trees[rank].count(3, True)
         met.wait(20)
-        (parent,) = trees[last]._all()
-        parent.settimeout(20)
+        (parent,) = trees[last]._neighbours
         frame = parent.recv(100, socket.MSG_PEEK)
-        parent.settimeout(LIMITS.resume_timeout_s)
         assert trees[last].count(3, False) == (world_size, last)
         return struct.unpack("<qii", frame) == (3, last, last)
 
@@ -121,11 +119,53 @@ def test_whoever_comes_last_knows_the_result_at_once(make_ranks, world_size: int
 
 def test_a_vote_without_the_others_ends_after_the_limit(make_ranks) -> None:
     ranks = make_ranks(3)
-    trees = ranks.connect()
     for worker in ranks.workers:
         worker.limits = dataclasses.replace(LIMITS, resume_timeout_s=0.2)
+    trees = ranks.connect()
     found = ranks.all(lambda rank: trees[0].count(3, False) if rank == 0 else None)
     assert "the vote of step 3 was cut: timed out" in str(found[0])
+
+
+def test_a_leaf_does_not_wait_for_ever_either(make_ranks) -> None:
+    """Neither for what it is to hear nor, when nobody takes it, for what it says. The kernel has the limit."""
+    ranks = make_ranks(2)
+    for worker in ranks.workers:
+        worker.limits = dataclasses.replace(LIMITS, resume_timeout_s=0.3)
+    trees = ranks.connect()
+    found = ranks.all(lambda rank: trees[1].count(3, False) if rank else None)
+    assert "the vote of step 3 was cut: timed out" in str(found[1]) and is_communication(found[1])
+    more_than_fits = memoryview(bytearray(64 << 20))
+    found = ranks.all(lambda rank: None if rank else trees[0].spread(3, [more_than_fits]))
+    assert "sharing in step 3 was cut: timed out" in str(found[0]) and is_communication(found[0])
+
+
+def test_it_waits_as_long_as_the_groups_of_the_script(make_ranks) -> None:
+    ranks = make_ranks(3)
+    for worker in ranks.workers:
+        worker.limits = dataclasses.replace(LIMITS, resume_timeout_s=0.1)
+        worker.groups.timeout_s = 20.0
+    trees = ranks.connect()
+
+    def vote(rank: int) -> tuple[int, int]:
+        time.sleep(0.5 if rank == 2 else 0.0)
+        return trees[rank].count(3, False)
+
+    assert ranks.all(vote) == [(3, 0)] * 3
+
+
+def test_a_vote_that_comes_in_pieces_is_put_together(make_ranks) -> None:
+    trees = make_ranks(2).connect()
+    ranks = Ranks([each._worker for each in trees])
+
+    def vote(rank: int) -> Any:
+        if rank:
+            return trees[1].count(3, False)
+        for part in (b"\3\0\0", b"\0\0\0\0\0\1\0\0\0\1", b"\0\0\0"):
+            trees[0]._children[0].sendall(part)
+            time.sleep(0.05)
+        return None
+
+    assert ranks.all(vote)[1] == (2, 1)
 
 
 def test_bytes_of_rank_0_come_to_all(make_ranks) -> None:
@@ -244,7 +284,7 @@ def test_only_children_of_this_generation_are_taken(make_ranks, generation: int,
 def test_a_generation_that_is_superseded_is_not_connected(make_ranks) -> None:
     ranks = make_ranks(2)
     for worker in ranks.workers:
-        worker.board._announced = 2
+        worker.board.announced = 2
     trees = [Tree(worker, 1) for worker in ranks.workers]
     found = ranks.all(lambda rank: trees[rank].connect())
     assert any(isinstance(err, Superseded) for err in found)

@@ -23,6 +23,7 @@ are broadcast before each vote, too. Then every rank that knows the result of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,12 +41,18 @@ class DdpInstances:
 
     name = "ddp"
 
-    def __init__(self, model: torch.nn.Module, spread: private.Spread | None = None) -> None:
-        """spread: see `private.SharedBuffers`. Raises NotImplementedError for a DDP that cannot be recovered."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spread: private.Spread | None = None,
+        is_training: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """spread: see `private.SharedBuffers`; in forwards it is used while `is_training`. Raises NotImplementedError
+        for a DDP that cannot be recovered."""
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         for ddp in found:
             support.refuse(ddp)
-        self._instances = [_Instance(ddp, spread) for ddp in found]
+        self._instances = [_Instance(ddp, spread, is_training) for ddp in found]
 
     def hook_states(self) -> dict[str, Stateful]:
         """State of communication hooks, to be kept and sent like what is registered with the session."""
@@ -58,7 +65,10 @@ class DdpInstances:
     def open(self, step: int) -> None:
         """`step` begins. Raises RuntimeError when the script has changed what was checked."""
         for instance in self._instances:
-            instance.open(step)
+            ddp = instance.ddp
+            if private.use(ddp) != instance.use:
+                instance.refuse_other_use()
+            instance.opened, instance.syncs_buffers = step, ddp.require_forward_param_sync
 
     def before_vote(self, step: int) -> None:
         """Do the rebuild that the next forward would do (once per generation a collective), and share buffers."""
@@ -93,43 +103,43 @@ class DdpInstances:
 class _Instance:
     """One DDP and its reducer."""
 
-    def __init__(self, ddp: Any, spread: private.Spread | None) -> None:
-        self._ddp = ddp
+    def __init__(self, ddp: Any, spread: private.Spread | None, is_training: Callable[[], bool]) -> None:
+        self.ddp = ddp
         self.hook_states = support.hook_states(ddp)
-        self._hooks = private.comm_hooks(ddp)
+        self.use = (*private.use(ddp)[:2], False)
         self._layout = self._before = private.layout(ddp)  # the layout before the last rebuild …
         self._rebuilt_in = -1  # … which happened in this step
         self._is_rebuilt = private.is_rebuilt(ddp)
-        self._opened, self._syncs_buffers = -1, True  # at the start of that step
+        self.opened, self.syncs_buffers = -1, True  # at the start of that step
         self._buffers = private.SharedBuffers(ddp, spread)
-        self._is_static = ddp.static_graph
+        self._buffers.share_in_forward(is_training)
         self._first = private.FirstBackward(ddp) if ddp.static_graph else None
         self._usages: list[private.Usage] = []  # those that occur in the group, once the first iteration is over …
         self._usage_of: list[int] = []  # … and which one that of each rank is
         self._learnt_in = -1  # the step with the first iteration
 
-    def open(self, step: int) -> None:
-        if private.is_joining(self._ddp):
-            raise RuntimeError("join() for uneven inputs cannot be recovered: a rank without data does not vote")
-        if private.comm_hooks(self._ddp) != self._hooks:
-            raise RuntimeError("register communication hooks of DDP before flashrec.Session(…) is created")
-        if self._ddp.static_graph != self._is_static:
-            raise RuntimeError("say static_graph=True when DDP is created")
-        self._opened, self._syncs_buffers = step, self._ddp.require_forward_param_sync
-
     def before_vote(self, step: int) -> None:
-        private.rebuild(self._ddp)
-        self._note_rebuild(step)
-        if self._first is not None and private.has_begun(self._ddp):
+        is_rebuilt, shares_buffers = private.rebuild(self.ddp)
+        if is_rebuilt != self._is_rebuilt:
+            self._note_rebuild(step)
+        if self._first is not None and private.has_begun(self.ddp):
             self._usages, self._usage_of = self._gather(self._first.usage())
             self._first, self._learnt_in = None, step
-        if private.shares_buffers(self._ddp):
+        if shares_buffers:
             self._buffers.share()
+
+    def refuse_other_use(self) -> None:
+        hooks, _, is_joining = private.use(self.ddp)
+        if is_joining:
+            raise RuntimeError("join() for uneven inputs cannot be recovered: a rank without data does not vote")
+        if hooks != self.use[0]:
+            raise RuntimeError("register communication hooks of DDP before flashrec.Session(…) is created")
+        raise RuntimeError("say static_graph=True when DDP is created")
 
     def settle_for(self, step: int) -> None:
         self._note_rebuild(step)  # micro-batches: the second forward may have rebuilt without us
-        if self._opened == step:  # a cut inside of no_sync leaves it off
-            self._ddp.require_forward_param_sync = self._syncs_buffers
+        if self.opened == step:  # a cut inside of no_sync leaves it off
+            self.ddp.require_forward_param_sync = self.syncs_buffers
         if self._learnt_in == step:
             self._usages, self._usage_of, self._learnt_in = [], [], -1
         is_back = self._rebuilt_in == step
@@ -138,60 +148,60 @@ class _Instance:
         if is_back or self._keeps_more():
             self._recreate()
         else:
-            private.reset(self._ddp)
+            private.reset(self.ddp)
         self._is_rebuilt = False
 
     def describe(self) -> list[Any]:
-        return [self._layout, self._ddp.require_forward_param_sync, self._usages, self._usage_of]
+        return [self._layout, self.ddp.require_forward_param_sync, self._usages, self._usage_of]
 
     def impose(
         self, layout: private.BucketLayout, syncs_buffers: bool, usages: list[private.Usage], usage_of: list[int]
     ) -> None:
         is_other = layout != self._layout
         self._take_layout(layout)
-        self._ddp.require_forward_param_sync = syncs_buffers
+        self.ddp.require_forward_param_sync = syncs_buffers
         self._usages, self._usage_of, self._learnt_in = usages, usage_of, -1
-        if is_other or self._keeps_more() or self._ddp.static_graph:
+        if is_other or self._keeps_more() or self.ddp.static_graph:
             self._recreate()
-            if private.layout(self._ddp) != layout:
+            if private.layout(self.ddp) != layout:
                 raise LayoutMismatch("a DDP instance did not take over the gradient buckets of the source")
-        private.reset(self._ddp)
+        private.reset(self.ddp)
         self._is_rebuilt = False
         if usages:
             self._first = None
-            private.pretend_first_backward(self._ddp, self._usage())
+            private.pretend_first_backward(self.ddp, self._usage())
 
     def complete(self) -> None:
         if not self._usages:
             return
         kept = [freeze(state.state_dict()) for state in self.hook_states]
-        private.reduce_nothing(self._ddp, [any(used) for used in zip(*self._used(), strict=True)])
-        private.reset(self._ddp)
+        private.reduce_nothing(self.ddp, [any(used) for used in zip(*self._used(), strict=True)])
+        private.reset(self.ddp)
         for state, before in zip(self.hook_states, kept, strict=True):
             state.load_state_dict(before)
 
     def _keeps_more(self) -> bool:
         """The reducer of a cut step remembers more of it than a reset makes it forget."""
-        if self._ddp.static_graph:
+        if self.ddp.static_graph:
             return not self._usages
-        return bool(self._ddp.find_unused_parameters)
+        return bool(self.ddp.find_unused_parameters)
 
     def _recreate(self) -> None:
-        private.recreate(self._ddp, self._layout)
-        if self._ddp.static_graph and not self._usages:
+        private.recreate(self.ddp, self._layout)
+        if self.ddp.static_graph and not self._usages:
             if self._first is not None:
                 self._first.usage()
-            self._first = private.FirstBackward(self._ddp)
+            self._first = private.FirstBackward(self.ddp)
 
     def _take_layout(self, layout: private.BucketLayout) -> None:
         self._layout, self._before, self._rebuilt_in = layout, layout, -1
 
     def _note_rebuild(self, step: int) -> None:
-        is_rebuilt = private.is_rebuilt(self._ddp)
+        is_rebuilt = private.is_rebuilt(self.ddp)
         if is_rebuilt == self._is_rebuilt:
             return
         self._is_rebuilt = is_rebuilt
-        now = private.layout(self._ddp)
+        now = private.layout(self.ddp)
         if now != self._layout:
             self._before, self._layout, self._rebuilt_in = self._layout, now, step
 
@@ -200,13 +210,13 @@ class _Instance:
         return [[has_gradient for _, has_gradient in usage] for usage in self._usages]
 
     def _usage(self) -> private.Usage:
-        return self._usages[self._usage_of[dist.get_rank(self._ddp.process_group)]]
+        return self._usages[self._usage_of[dist.get_rank(self.ddp.process_group)]]
 
     def _gather(self, usage: private.Usage) -> tuple[list[private.Usage], list[int]]:
         """The usages that occur in the group, and the number of each rank's. A collective."""
-        mine = torch.tensor([2 * count + used for count, used in usage], dtype=torch.int32, device=self._ddp.device)
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._ddp.process_group))]
-        dist.all_gather(every, mine, group=self._ddp.process_group)
+        mine = torch.tensor([2 * count + used for count, used in usage], dtype=torch.int32, device=self.ddp.device)
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.ddp.process_group))]
+        dist.all_gather(every, mine, group=self.ddp.process_group)
         rows = [tuple(row.tolist()) for row in every]
         distinct = list(dict.fromkeys(rows))
         usages = [[(value // 2, bool(value % 2)) for value in row] for row in distinct]

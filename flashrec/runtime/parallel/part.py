@@ -43,7 +43,7 @@ class Opener(Protocol):
 
 @runtime_checkable
 class Checker(Protocol):
-    """A `Part` that looks whether this rank may vote for a step."""
+    """Looks whether this rank may vote for a step."""
 
     def check(self, step: int) -> None:
         """All gradients of `step` are there. No communication. What it raises is told to the script."""
@@ -60,10 +60,11 @@ class Voter(Protocol):
 class Parts:
     """The parts of one session, in an order that all ranks share."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Part], checkers: Iterable[Checker] = ()) -> None:
+        """checkers: more of them, which have nothing to do in a recovery."""
         self._parts = sorted(parts, key=lambda part: part.name)
         self._openers = [part for part in self._parts if isinstance(part, Opener)]
-        self._checkers = [part for part in self._parts if isinstance(part, Checker)]
+        self._checkers = [*(part for part in self._parts if isinstance(part, Checker)), *checkers]
         self._voters = [part for part in self._parts if isinstance(part, Voter)]
 
     def open(self, step: int) -> None:

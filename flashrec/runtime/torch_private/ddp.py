@@ -7,6 +7,7 @@ import functools
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ _NEEDED_OF_DDP = (
     "forward_sync_buffers",
     "logger",
     "modules_buffers",
+    "will_sync_module_buffers",
     "require_forward_param_sync",
 )
 _NEEDED_OF_REDUCER = ("_autograd_hook", "_delay_all_reduce", "prepare_for_backward", "prepare_for_forward")
@@ -94,12 +96,15 @@ def reset(ddp: Any) -> None:
     ddp._has_rebuilt_buckets = False
 
 
-def rebuild(ddp: Any) -> bool:
-    """Rebuild the buckets now if the reducer is due to (a broadcast from rank 0). True when the layout may be new."""
-    if ddp._has_rebuilt_buckets or not ddp.reducer._rebuild_buckets():
-        return False
-    ddp._has_rebuilt_buckets = True
-    return True
+def rebuild(ddp: Any) -> tuple[bool, bool]:
+    """Rebuild the buckets now if the reducer is due to (a broadcast from rank 0). Returns (are they rebuilt, does each
+    forward take the buffers of rank 0)."""
+    if not ddp._has_rebuilt_buckets and ddp.reducer._rebuild_buckets():
+        ddp._has_rebuilt_buckets = True
+    return (
+        bool(ddp._has_rebuilt_buckets),
+        bool(ddp.forward_sync_buffers and ddp.modules_buffers and not has_buffer_hook(ddp)),
+    )
 
 
 def is_rebuilt(ddp: Any) -> bool:
@@ -173,11 +178,6 @@ def reduce_nothing(ddp: Any, is_used: list[bool]) -> None:
 # ---- buffers ---------------------------------------------------------------------------------------------------------
 
 
-def shares_buffers(ddp: Any) -> bool:
-    """True when each forward takes the buffers of rank 0."""
-    return bool(ddp.forward_sync_buffers and ddp.modules_buffers) and not hasattr(ddp, "buffer_hook")
-
-
 class SharedBuffers:
     """The buffers of one DDP, to be taken from rank 0. DDP itself broadcasts once for each dtype; this does it in one
     go where they are plain, on one device, and small enough for a copy; and without the copy where they are few and
@@ -224,6 +224,16 @@ class SharedBuffers:
                 dist.broadcast(self._flat, group=ddp.process_group, group_src=0)
             if not self._is_source:
                 torch._foreach_copy_(buffers, self._views)
+
+    def share_in_forward(self, is_training: Callable[[], bool]) -> None:
+        """From now on each forward of a rank that trains does this in place of DDP's own broadcasts, where there is a
+        `spread` and DDP would broadcast."""
+        ddp = self._ddp
+        if self._spread is None or has_delayed_params(ddp) or is_compiled_reducer(ddp):
+            return
+        forward = _InForward(self, is_training)
+        ddp.register_forward_pre_hook(forward)
+        ddp.module.register_forward_pre_hook(forward.goes_on)
 
     def _is_spreadable(self) -> bool:
         return self._flat.nbytes <= _MAX_SPREAD_BYTES and self._flat.device.type == "cpu"
@@ -292,6 +302,36 @@ class SharedBuffers:
         return True
 
 
+class _InForward:
+    """A hook before the forward of a DDP. Nothing of it travels with a copy of the DDP, and it keeps nothing alive."""
+
+    def __init__(self, buffers: SharedBuffers | None = None, is_training: Callable[[], bool] = lambda: False) -> None:
+        self._buffers = (lambda: None) if buffers is None else weakref.ref(buffers)
+        self._is_training = is_training
+        self._told: Any = None  # the DDP, while it has been told to leave buffers alone
+
+    def __call__(self, ddp: Any, args: Any) -> None:
+        self.goes_on()  # the last forward may have failed before its module began
+        buffers = self._buffers()
+        if buffers is None or not self._is_training() or not ddp.will_sync_module_buffers() or has_buffer_hook(ddp):
+            return
+        buffers.share()
+        self._told, ddp.require_forward_param_sync = ddp, False
+
+    def goes_on(self, *_: Any) -> None:
+        """DDP has looked whether it shall broadcast: all is as it was."""
+        if self._told is not None:
+            self._told.require_forward_param_sync, self._told = True, None
+
+    def __reduce__(self) -> tuple[type[_InForward], tuple[()]]:
+        return _InForward, ()
+
+
+def has_buffer_hook(ddp: Any) -> bool:
+    """Does the script say itself how buffers are made equal?"""
+    return "buffer_hook" in vars(ddp)
+
+
 def _bytes_at(tensor: torch.Tensor) -> memoryview:
     """Its memory, contiguous and on the CPU. Not as `numpy()` has it: nothing could resize such a tensor any more."""
     if not tensor.nbytes:
@@ -325,9 +365,9 @@ def is_compiled_reducer(ddp: Any) -> bool:
     return bool(ddp._use_python_reducer)
 
 
-def is_joining(ddp: Any) -> bool:
-    """True inside of `with ddp.join()`: uneven inputs."""
-    return bool(ddp._join_config.enable)
+def use(ddp: Any) -> tuple[list[tuple[Any, Any]], bool, bool]:
+    """How the script uses it: (its `comm_hooks`, static_graph, is it inside of `with ddp.join()`)."""
+    return list(ddp._comm_hooks), bool(ddp.static_graph), bool(ddp._join_config.enable)
 
 
 def has_optimizer_in_backward(ddp: Any) -> bool:
