@@ -43,9 +43,11 @@ def find(
         wants[dist.get_rank()] = 1
     dist.all_reduce(wants)
     wanting = [rank for rank, wanted in enumerate(wants.tolist()) if wanted]
-    if not wanting:
-        return Places(nodes, switches, {})
     found = holders([str(rank) for rank in range(len(nodes))] if mode == "process" else nodes, switches)
+    if not found and mode == "process":
+        raise RuntimeError(
+            "Session(mirrors='process') keeps the state of each rank at another one, but there is only one"
+        )
     if not found:
         where = f"all ranks are on one node ({mine})" if all(nodes) else "what node the ranks are on is not known"
         if first:
@@ -55,7 +57,7 @@ def find(
             )
         logger.warning("mirrors: %s: until that changes they cover the loss of a process, not of the node", where)
         found = holders([str(rank) for rank in range(len(nodes))])
-    return Places(nodes, switches, {rank: found[rank] for rank in wanting if rank in found})
+    return Places(nodes, switches, {rank: found[rank] for rank in wanting})
 
 
 def name_bytes(text: str) -> bytes:
