@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 from flashrec.runtime import codec
 from flashrec.runtime.mirrors.messages import Acknowledged, Sealed, Ship
@@ -17,10 +18,11 @@ from flashrec.runtime.mirrors.slots import Pair, Slot, digest_of
 from flashrec.runtime.timeline import logger
 from flashrec.runtime.transfer import Address, Sockets, listen
 from flashrec.runtime.transfer.protocol import receive_all, receive_message, send_message, tune
-from flashrec.transport.handshake import HandshakeRefused, accept_authenticated
+from flashrec.transport.handshake import accept_authenticated
 from flashrec.wire.frames import ProtocolError
 
 _STRANGER_TIMEOUT_S = 2.0
+_RETRY_INTERVAL_S = 0.2
 MAX_BYTES = 1 << 42
 
 
@@ -83,8 +85,12 @@ class MirrorHolder:
         while True:
             try:
                 connection, peer = self._listener.accept()
-            except OSError:
-                return
+            except OSError as err:  # no descriptor is left, say
+                if self._listener.fileno() < 0:
+                    return
+                logger.warning("mirrors: cannot take a connection in: %s", err)
+                time.sleep(_RETRY_INTERVAL_S)
+                continue
             threading.Thread(
                 target=self._serve, args=(connection, peer[0]), name="flashrec-mirror-holder", daemon=True
             ).start()
@@ -93,7 +99,7 @@ class MirrorHolder:
         with self._sockets.watch(connection):
             try:
                 accept_authenticated(connection, self._secret, _STRANGER_TIMEOUT_S)
-            except (HandshakeRefused, OSError) as err:
+            except OSError as err:
                 logger.warning("mirrors: refused a connection from %s: %s", peer, err)
                 return
             try:
@@ -101,7 +107,7 @@ class MirrorHolder:
                 connection.settimeout(None)  # a step may take as long as it likes; a fence shuts the connection
                 while True:
                     self._take(connection, receive_message(connection, Ship))
-            except (OSError, ProtocolError, ValueError) as err:
+            except (OSError, ProtocolError) as err:
                 logger.info("mirrors: the connection from %s has ended: %s", peer, err)
 
     def _take(self, connection: socket.socket, ship: Ship) -> None:
