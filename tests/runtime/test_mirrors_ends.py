@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from flashrec.runtime.errors import Superseded
 from flashrec.runtime.mirrors import holder as holding
+from flashrec.runtime.mirrors import shipping
 from flashrec.runtime.mirrors.holder import MirrorHolder
+from flashrec.runtime.transfer import Address
 from flashrec.transport.handshake import connect_authenticated
 from tests.runtime.mirroring import until
 from tests.runtime.test_mirrors import SECRET, TIMEOUT_S, Link, Trained, link
@@ -89,3 +92,39 @@ def test_a_listener_that_is_closed_ends_its_thread(link: Link) -> None:
     other._listener.close()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+# ---- a fence
+
+
+@pytest.mark.parametrize("rank_is_at", ["connects", "has connected"])
+def test_a_fence_that_comes_while_a_rank_connects_ends_that(
+    rank_is_at: str, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To a holder that has stopped, and never says a word: what the fence has cut is not waited for."""
+    create = socket.create_connection
+    monkeypatch.setattr(shipping, "_CONNECT_TIMEOUT_S", TIMEOUT_S)
+    stopped = socket.create_server(("127.0.0.1", 0))
+
+    def fence() -> None:
+        link.generation = 2
+        link.shipper.cut()
+
+    def connecting(*args: Any, **options: Any) -> socket.socket:
+        made = create(*args, **options)
+        if rank_is_at == "connects":
+            fence()
+        return made
+
+    def introduce(connection: socket.socket, secret: bytes) -> None:
+        assert rank_is_at == "has connected", "there is nobody who needs to know us any more"
+        fence()
+        connect_authenticated(connection, secret)
+
+    monkeypatch.setattr(shipping.socket, "create_connection", connecting)
+    monkeypatch.setattr(shipping, "connect_authenticated", introduce)
+    with stopped:
+        job = shipping.Job(Trained().copy(0), 1, lambda: Address(*stopped.getsockname()))
+        link.shipper.put(job)
+        assert isinstance(link.end(job), Superseded)
+    assert "did not reach" not in caplog.text

@@ -117,10 +117,10 @@ class Shipper:
                 (self._address.host, self._address.port), timeout=min(self._timeout_s, _CONNECT_TIMEOUT_S)
             )
             self._connection = self._watch.enter_context(self._sockets.watch(connection))
+            self._check_current(job)  # a fence that came before has not cut it
             tune(connection, self._timeout_s)
             connect_authenticated(connection, self._secret)
-        if self._is_superseded(job.generation):
-            raise Superseded(f"generation {job.generation} is superseded")
+        self._check_current(job)
         send_message(self._connection, ship)
         send_all(self._connection, [bytes_of_it])
         send_message(self._connection, Sealed(digest))
@@ -129,6 +129,10 @@ class Shipper:
             raise ConnectionError(f"refused: {said.error}")
         if said.v != ship.v:
             raise ProtocolError(f"an answer for step {said.v}, not {ship.v}")
+
+    def _check_current(self, job: Job) -> None:
+        if self._is_superseded(job.generation):
+            raise Superseded(f"generation {job.generation} is superseded")
 
     def _drop(self) -> None:
         """End the connection, if there is one."""
