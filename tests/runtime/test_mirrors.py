@@ -365,7 +365,7 @@ def test_nothing_is_sent_when_a_fence_has_come_meanwhile(link: Link) -> None:
 
 
 def test_an_answer_for_another_step_is_none(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "Acknowledged", lambda v, error, may_retry: Acknowledged(v - 1, error, may_retry))
+    monkeypatch.setattr(holding, "Acknowledged", lambda v, error: Acknowledged(v - 1, error))
     assert "an answer for step 3, not 4" in str(link.end(link.ship(Trained().copy(4))))
 
 

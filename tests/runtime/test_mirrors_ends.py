@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from flashrec.runtime.errors import Superseded
 from flashrec.runtime.mirrors import holder as holding
 from flashrec.runtime.mirrors import shipping
 from flashrec.runtime.mirrors.holder import MirrorHolder
+from flashrec.runtime.mirrors.messages import Ship
+from flashrec.runtime.mirrors.slots import Pair
 from flashrec.runtime.transfer import Address
+from flashrec.runtime.transfer.protocol import send_message
 from flashrec.transport.handshake import connect_authenticated
 from tests.runtime.mirroring import until
-from tests.runtime.test_mirrors import SECRET, TIMEOUT_S, Link, Trained, link
+from tests.runtime.test_mirrors import SECRET, TIMEOUT_S, Link, Trained, damaged, link
 
 __all__ = ["link"]
 pytestmark = pytest.mark.torch
@@ -39,7 +43,141 @@ def connect(link: Link) -> socket.socket:
     return connection
 
 
+# ---- the lock
+
+
+class Owned:
+    """A lock that knows who has it."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = 0
+        self._lock.release()
+
+    @property
+    def is_mine(self) -> bool:
+        return self._owner == threading.get_ident()
+
+
+def test_what_is_held_and_what_is_in_force_is_looked_at_and_changed_under_the_lock(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a report could name what becomes complete, or is given up, after the fence."""
+    touched: set[str] = set()
+
+    def watch(name: str) -> None:
+        touched.add(name)
+        assert not hasattr(holder, "_connections") or holder._lock.is_mine, name  # type: ignore[attr-defined]
+
+    class Held(dict[int, Pair]):
+        def __getattribute__(self, name: str) -> Any:
+            watch("held")
+            return super().__getattribute__(name)
+
+        def __getitem__(self, rank: int) -> Pair:
+            watch("held")
+            return super().__getitem__(rank)
+
+        def __delitem__(self, rank: int) -> None:
+            watch("held")
+            super().__delitem__(rank)
+
+    class Guarded(MirrorHolder):
+        @property
+        def _generation(self) -> int:  # type: ignore[override]
+            watch("generation")
+            return int(self.__dict__["generation"])
+
+        @_generation.setter
+        def _generation(self, generation: int) -> None:
+            watch("generation")
+            self.__dict__["generation"] = generation
+
+    for change in ("next", "versions", "of", "forget_after"):
+        method = getattr(Pair, change)
+
+        def call(pair: Pair, *args: Any, change: str = change, method: Callable[..., Any] = method) -> Any:
+            if pair is not source.own:
+                watch(change)
+            return method(pair, *args)
+
+        monkeypatch.setattr(Pair, change, call)
+    completed = holding.Slot.complete
+
+    def complete(slot: holding.Slot, *args: Any) -> None:
+        if slot not in source.own._slots:
+            watch("complete")
+        completed(slot, *args)
+
+    monkeypatch.setattr(holding.Slot, "complete", complete)
+    monkeypatch.setattr(holding, "threading", SimpleNamespace(Lock=Owned, Thread=threading.Thread))
+    source, holder = Trained(), Guarded.__new__(Guarded)
+    holder.__init__("127.0.0.1", SECRET)  # type: ignore[misc]
+    with holder._lock:
+        holder._held = Held()
+    link.holder = holder
+    holder.accept(1)
+    for v in range(3):
+        assert link.end(link.ship(source.copy(v))) is None
+    assert holder.versions() == {5: (1, 2)} and holder.num_bytes > 0
+    holder.of(5, 2)
+    holder.freeze()
+    holder.forget_after(1)
+    holder.drop_others(set())
+    assert touched == {"held", "generation", "next", "versions", "of", "forget_after", "complete"}
+
+
+def test_a_slot_has_one_writer(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former connection of a rank has ended, but bytes of it may still be on their way into the slot."""
+    receive_all, writing, seen = holding.receive_all, list[socket.socket](), list[int]()
+    second = threading.Event()
+
+    def receive(connection: socket.socket, views: list[memoryview]) -> None:
+        writing.append(connection)
+        seen.append(len(writing))
+        try:
+            if len(seen) == 1:
+                second.wait(0.5)  # until the next one has begun, which it must not
+            else:
+                second.set()
+            receive_all(connection, views)
+        finally:
+            writing.remove(connection)
+
+    monkeypatch.setattr(holding, "receive_all", receive)
+    with connect(link) as former:
+        send_message(former, Ship(5, 1, 0, 1 << 20, b""))
+        until(lambda: seen)
+        assert link.end(link.ship(Trained().copy(1))) is None
+    assert seen == [1, 1] and link.holder.versions() == {5: (1,)}
+
+
 # ---- connections
+
+
+def test_one_connection_carries_all_states_of_a_generation(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each answer leaves at once."""
+    source, made = Trained(), list[Any]()
+    create = socket.create_connection
+    monkeypatch.setattr(shipping.socket, "create_connection", lambda *a, **k: made.append(create(*a, **k)) or made[-1])
+    for v in range(3):
+        assert link.end(link.ship(source.copy(v))) is None
+    assert len(made) == 1
+    assert link.holder._connections[5].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_rank_that_is_silent_between_two_steps_stays_connected(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may take as long as it likes."""
+    monkeypatch.setattr(holding, "_STRANGER_TIMEOUT_S", TIMEOUT_S)
+    source = Trained()
+    assert link.end(link.ship(source.copy(0))) is None
+    assert link.holder._connections[5].gettimeout() is None
 
 
 def test_whatever_ends_a_connection_is_said_and_the_next_is_taken_in(
@@ -128,3 +266,26 @@ def test_a_fence_that_comes_while_a_rank_connects_ends_that(
         link.shipper.put(job)
         assert isinstance(link.end(job), Superseded)
     assert "did not reach" not in caplog.text
+
+
+def test_who_comes_while_connections_are_cut_is_refused(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is not cut any more would write on after the fence."""
+    shut, errors, copying = link.holder._sockets.shut, list[BaseException | None](), Trained().copy(0)
+
+    def shut_and_ship() -> None:
+        shut()
+        errors.append(link.end(link.ship(copying)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link.holder._sockets, "shut", shut_and_ship)
+        link.holder.freeze()
+    assert isinstance(errors[0], ConnectionError)
+
+
+def test_what_is_damaged_is_not_kept_under_the_step_that_it_was_to_be(link: Link) -> None:
+    source = Trained()
+    for v in range(2):
+        assert link.end(link.ship(source.copy(v))) is None
+    link.tamper = lambda n, _, views: damaged(views)
+    assert isinstance(link.end(link.ship(source.copy(2))), ConnectionError)
+    assert link.holder.versions() == {5: (1,)} and link.holder.of(5, 1).is_sound()

@@ -140,7 +140,7 @@ class MirrorHolder:
         if not is_right:
             error = "it has come with other bytes than it left"
             logger.error("mirrors: the state of rank %d at step %d is refused: %s", ship.rank, ship.v, error)
-        send_message(connection, Acknowledged(ship.v, error, may_retry=not is_right))
+        send_message(connection, Acknowledged(ship.v, error))
 
     def _objection(self, ship: Ship) -> str:
         if ship.generation != self._generation:

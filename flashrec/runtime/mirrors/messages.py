@@ -30,8 +30,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """error: '' means that the mirror of step v counts. may_retry: it was damaged on the way."""
+    """error: '' means that the mirror of step v counts."""
 
     v: int
     error: str = ""
-    may_retry: bool = False

@@ -125,12 +125,10 @@ class Mirrors:
         self._shipper.cut()
         if self._job is not None:
             self._job.copied.wait()
-        self._generation = -1
         return msgspec.structs.replace(report, keeps=self._own.versions(), holds=self._holder.versions())
 
     def forget_after(self, step: int) -> None:
         """The plan: training goes on at `step`."""
-        self._job = None
         self._own.forget_after(step)
         if self._holder is not None:
             self._holder.forget_after(step)
