@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from msgspec.msgpack import encode
 
 from flashrec.runtime.errors import Superseded
 from flashrec.runtime.mirrors import part as module
+from flashrec.runtime.mirrors import shipping
 from flashrec.runtime.mirrors.copying import Copying
 from flashrec.runtime.mirrors.holder import MirrorHolder
 from flashrec.runtime.mirrors.part import Mirrors
@@ -254,20 +255,49 @@ def test_what_the_holder_takes_in_until_it_is_frozen_is_reported(job: Job, monke
         assert report(holder) == ((0,), {0: (0, 1)})
 
 
-def test_a_fence_ends_what_a_holder_that_has_stopped_would_hold_up(job: Job) -> None:
+def test_a_fence_ends_what_a_holder_that_has_stopped_would_hold_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection, and never says a word."""
+    introduce, begun = shipping.connect_authenticated, threading.Event()
+
+    def patiently(connection: socket.socket, secret: bytes) -> None:
+        begun.set()
+        introduce(connection, secret, 10 * TIMEOUT_S)
+
+    monkeypatch.setattr(shipping, "connect_authenticated", patiently)
     job.places = ONLY_0
     mirrored = job.mirrors(0)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
-        address = msgspec.msgpack.encode(Address(*stopped.getsockname()))
-        job.keys.store(1, "mirror/1", (1, 0), 1).set("address", address)
+        job.keys.store(1, "mirror/1", (1, 0), 1).set("address", encode(Address(*stopped.getsockname())))
         mirrored.open(0)
-        with stopped.accept()[0]:
-            sending = mirrored._job
-            assert sending is not None and not sending.ended.is_set()
-            job.keys.fence()
-            assert report(mirrored) == ((0,), {})
-            assert sending.ended.wait(TIMEOUT_S) and isinstance(sending.error, Superseded)
+        assert begun.wait(TIMEOUT_S)
+        sending = mirrored._job
+        assert sending is not None and not sending.ended.is_set()
+        job.keys.fence()
+        assert report(mirrored) == ((0,), {})
+        assert sending.ended.wait(TIMEOUT_S) and isinstance(sending.error, Superseded)
+
+
+def test_a_report_need_not_wait_until_a_holder_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that is gone: nothing answers who connects to it."""
+    gone, tried = threading.Event(), threading.Event()
+
+    def connect(*args: Any, **options: Any) -> socket.socket:
+        tried.set()
+        gone.wait(TIMEOUT_S)
+        raise TimeoutError
+
+    monkeypatch.setattr(shipping.socket, "create_connection", connect)
+    job.places = ONLY_0
+    mirrored = job.mirrors(0)
+    job.keys.store(1, "mirror/1", (1, 0), 1).set("address", encode(Address("127.0.0.1", 1)))
+    mirrored.open(0)
+    assert tried.wait(TIMEOUT_S)
+    job.keys.fence()
+    assert report(mirrored) == ((0,), {})
+    sending = mirrored._job
+    assert sending is not None and not sending.ended.is_set()
+    gone.set()
+    assert sending.ended.wait(TIMEOUT_S) and isinstance(sending.error, Superseded)
 
 
 # ---- the plan
