@@ -269,7 +269,7 @@ class Manager:
     def _arm(self) -> None:
         deadline = self.machine.next_deadline()
         if self._timer is not None:
-            if deadline == self._armed_for and not self._timer.cancelled():
+            if deadline == self._armed_for:
                 return
             self._timer.cancel()
             self._timer = None
