@@ -112,8 +112,7 @@ class Journal:
                         break
                     self._changed.wait()
                     self._rests = False
-                    if not self._closing:
-                        self._changed.wait_for(lambda: self._closing, GATHER_S)
+                    self._changed.wait_for(lambda: self._closing, GATHER_S)
                     continue
                 self._rests = False
             if not rest:
