@@ -300,6 +300,29 @@ def test_what_workers_said_together_is_heard_in_order() -> None:
     play(scene)
 
 
+def test_words_between_two_others_are_taken_as_one_and_in_their_place() -> None:
+    async def scene(desk: Desk) -> None:
+        one, _ = await desk.agent("n1")
+        told: list[Any] = []
+        post, flush = desk.rendezvous.post, desk.rendezvous.flush
+        desk.plane._emit = lambda events: told.append([event.rank for event in events])
+        desk.rendezvous.post = lambda posted: (told.append(posted.key), post(posted))[1]  # type: ignore[method-assign]
+        desk.rendezvous.flush = lambda: (told.append("flushed"), flush())[1]  # type: ignore[method-assign]
+        words = [e.WorkerFormed(rank, 1, 1) for rank in range(3)]
+        keys = [m.KeyPosted(0, 1, 1, "world", key, b"v", (0, 1)) for key in ("a", "b")]
+        one.send(m.Relayed((words[0], words[1], *keys, words[2])))
+        await until(lambda: "flushed" in told)
+        assert told == [[0, 1], "a", "b", [2], "flushed"]
+        await asyncio.sleep(0.01)
+        told.clear()
+        one.send(m.Relayed((*keys, *keys)))
+        await until(lambda: "flushed" in told)
+        await asyncio.sleep(0.01)
+        assert told == ["a", "b", "a", "b", "flushed"], "where no rank has said a word, the machine is told of none"
+
+    play(scene)
+
+
 def test_a_message_for_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[m.Message] = []
 
