@@ -196,6 +196,7 @@ def test_a_disk_that_hangs_for_ever_does_not_hold_up_the_end(
     disk.open.clear()
     journal.note("x")
     journal.close()
+    assert journal._writer.is_alive(), "the disk has not answered yet"
     disk.open.set()
 
 
@@ -254,6 +255,13 @@ def test_lines_are_gathered_without_waking_the_thread_for_each(
     assert len(woken) == 1 and disk.writes == 0
     close(journal)
     assert len(lines(tmp_path / "j")) == 100 and disk.writes == 1
+
+
+def test_at_the_end_nothing_is_gathered_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHER_S", 60.0)
+    journal = Journal(tmp_path / "j", print)
+    until(lambda: journal._rests)
+    close(journal)
 
 
 def test_not_all_lines_are_taken_at_once(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,12 @@ class Pair:
 
 
 def played(scene: Callable[[Pair, int], Awaitable[None]]) -> None:
-    """Run a scene with a listener on a free port."""
+    """Run a scene with a listener on a free port. No callback of the loop may fail meanwhile."""
+    failed: list[dict[str, Any]] = []
 
     async def play() -> None:
         pair = Pair()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: failed.append(what))
         server = await stream.listen_tcp("127.0.0.1", 0, SECRET, frames.to_manager, pair.serve, pair.refusals.append)
         async with asyncio.timeout(LIMIT_S):
             await scene(pair, server.sockets[0].getsockname()[1])
@@ -49,6 +52,7 @@ def played(scene: Callable[[Pair, int], Awaitable[None]]) -> None:
         server.close()
 
     asyncio.run(play())
+    assert not failed
 
 
 async def connected(pair: Pair, port: int):
@@ -306,5 +310,46 @@ def test_an_abort_ends_listening_with_its_reason() -> None:
         server.abort("condemned")
         await task
         assert server.end_reason == "condemned"
+
+    played(scene)
+
+
+@pytest.mark.parametrize("taken", [0, 5])
+def test_behind_garbage_nothing_is_heard(taken: int) -> None:
+    """Neither of what was received before the channel was listened to, nor of what came since."""
+
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        before = [*map(frames.framed, JOINED[:7]), frames.frame(b"\xc1"), frames.framed(JOINED[7])]
+        client.send_framed(b"".join(before))
+        heard = [await server.receive() for _ in range(taken)]
+        client.send(JOINED[8])
+        await asyncio.sleep(0.05)
+        await (await listening(server, heard))
+        assert heard == JOINED[:7] and server.end_reason.startswith("protocol error")
+
+    played(scene)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_listens_no_more_hears_nothing(fails: bool) -> None:
+    """Not even the rest of what came in one piece; what fails in the last moment is nobody's news."""
+
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        heard: list[m.Message] = []
+
+        def hear(message: m.Message) -> None:
+            heard.append(message)
+            task.cancel()
+            if fails:
+                raise AssertionError("ours")
+
+        task = asyncio.create_task(server.listen(hear))
+        await asyncio.sleep(0)
+        client.send_framed(b"".join(map(frames.framed, JOINED)))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert heard == JOINED[:1]
 
     played(scene)
