@@ -272,7 +272,7 @@ class Manager:
             if deadline == self._armed_for:
                 return
             self._timer.cancel()
-        self._timer, self._armed_for = None, deadline
+        self._armed_for = deadline
         if deadline is not None:
             delay_s = max(0.0, deadline - time.monotonic()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._deadline_came)

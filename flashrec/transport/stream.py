@@ -89,7 +89,7 @@ class Channel(Generic[M]):
             inbox.take(left)
             if is_over:
                 inbox.end("closed by the peer")
-            elif not self._writer.is_closing():
+            else:
                 self._writer.transport.resume_reading()  # type: ignore[attr-defined]
             reason = await over
             self.end_reason = self.end_reason or reason

@@ -139,7 +139,7 @@ def test_the_timer_is_set_once_for_a_deadline_and_anew_for_another(desk: Desk, m
 
     async def scene() -> None:
         timers = Timers(monkeypatch)
-        desk.deadlines = [None, 102.0, 102.0, 101.0, 99.0, None]
+        desk.deadlines = [None, 102.0, 102.0, 101.0, 99.0, None, None, 103.0]
         desk.manager.emit(word)
         assert timers.asked == []
         desk.manager.emit_all((word,) * 3)
@@ -150,7 +150,10 @@ def test_the_timer_is_set_once_for_a_deadline_and_anew_for_another(desk: Desk, m
         desk.manager.emit(word)
         assert timers.asked[2:] == [0.001], "it has passed already"
         desk.manager.emit(word)
+        desk.manager.emit(word)
         assert timers.num_armed == 0, "nothing is waited for"
+        desk.manager.emit(word)
+        assert timers.asked[3:] == [pytest.approx(3.001)] and timers.num_armed == 1
 
     play(scene)
 

@@ -232,6 +232,13 @@ def test_a_listener_that_is_closed_ends_its_thread(link: Link) -> None:
     assert not thread.is_alive()
 
 
+def test_what_is_held_is_told_in_the_order_of_ranks(link: Link) -> None:
+    for rank in (7, 5):
+        link.shipper = shipping.Shipper(rank, SECRET, TIMEOUT_S, lambda generation: False)
+        assert link.end(link.ship(Trained().copy(0))) is None
+    assert list(link.holder.versions().items()) == [(5, (0,)), (7, (0,))]
+
+
 # ---- a fence
 
 
