@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from flashrec.runtime import codec
 from flashrec.runtime import seed as seeds
 from flashrec.runtime.errors import CannotEncode
-from flashrec.runtime.snapshot import is_equal
+from flashrec.runtime.snapshot import freeze, is_equal
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text()) | st.none()
@@ -131,3 +132,29 @@ def test_large_tensors_go_aside() -> None:
     assert torch.equal(found["more"][1][0], large.t())
     with pytest.raises(ValueError, match="not an encoded value"):
         codec.decode(data)
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "b": [2, 3]}, {"a": {"b": (1, [2])}}, {"a": [1, {"b": torch.ones(2)}]}])
+def test_what_is_frozen_does_not_follow_its_original(value: dict[str, Any]) -> None:
+    frozen, again = freeze(value), freeze(value)
+    assert is_equal(frozen, value)
+    for container in (value, *value.values()):
+        if isinstance(container, dict):
+            container["new"] = 1
+        elif isinstance(container, list):
+            container.append(1)
+    inner = value["a"]["b"][1] if isinstance(value["a"], dict) else None
+    if inner is not None:
+        inner.append(1)
+    assert is_equal(frozen, again) and not is_equal(frozen, value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1}, {"a": 1.0}), ({"a": 1}, {"a": True}), ({"a": [1]}, {"a": [2]}), ({"a": (1,)}, {"a": [1]}),
+        ({"a": 1}, {"b": 1}), ({"a": {"b": 1}}, {"a": {"b": 2}}), ([1, 2], [1]), ([1, 2], [1, 3]),
+    ],
+)  # fmt: skip
+def test_what_is_not_the_same_is_not_equal(one: Any, other: Any) -> None:
+    assert not is_equal(one, other) and not is_equal(other, one)

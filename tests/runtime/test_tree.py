@@ -213,6 +213,13 @@ def test_ranks_in_different_steps_do_not_count_each_other(make_ranks) -> None:
     assert "another rank is in step 8, this one in step 7" in str(found[0])
 
 
+def test_ranks_in_different_steps_do_not_share_either(make_ranks) -> None:
+    trees = make_ranks(2).connect()
+    ranks = Ranks([each._worker for each in trees])
+    found = ranks.all(lambda rank: trees[rank].spread(7 + rank, [memoryview(bytearray(4))]))
+    assert "another rank is in step 7, this one in step 8" in str(found[1])
+
+
 def test_a_fence_ends_it_for_all(make_ranks) -> None:
     ranks = make_ranks(10)
     trees = ranks.connect()
@@ -306,6 +313,10 @@ def test_each_generation_has_its_own_tree_and_a_failed_one_is_closed(monkeypatch
         def close(self) -> None:
             self.is_closed = True
 
+        def spread(self, step: int, views: list[memoryview]) -> None:
+            shared.append((self.generation, step))
+
+    shared: list[tuple[int, int]] = []
     monkeypatch.setattr(tree, "Tree", Fake)
     worker = _worker(0, 1)
     trees = Trees(worker)
@@ -318,6 +329,10 @@ def test_each_generation_has_its_own_tree_and_a_failed_one_is_closed(monkeypatch
     trees.current()
     assert [each.generation for each in made] == [1, 2, 2, 3]
     assert [each.is_closed for each in made] == [True, True, True, False]
+    trees.spread([])
+    worker.progress.generation, worker.progress.v = 4, 7
+    trees.spread([])
+    assert shared == [(3, 0), (4, 7)]
 
 
 def test_a_heartbeat_shows_who_waits_in_it(make_ranks) -> None:

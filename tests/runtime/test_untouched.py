@@ -85,6 +85,26 @@ def early(out: str) -> None:
             optimizer.zero_grad()
 
 
+def average_early(out: str) -> None:
+    """An average of weights that is too large to be kept for each step, advanced before the optimizer."""
+    programs.start()
+    model = nn.Linear(640, 640)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in flashrec.Session(model, optimizer, state={"average": average}).steps(2):
+        with step:
+            model(torch.randn(8, 640)).sum().backward()
+            average.update_parameters(model)
+            optimizer.step()
+
+
+def test_a_session_ends_when_a_step_advances_an_average_early(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    cluster.start_all(average_early)
+    assert cluster.await_exit(0) == 1
+    assert "step 0 has changed state['average'] before optimizer.step()" in cluster.log(0)
+
+
 def test_a_session_ends_when_a_step_changes_parameters_early(make_cluster: Any) -> None:
     cluster = make_cluster(1)
     cluster.start_all(early)
