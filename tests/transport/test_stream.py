@@ -273,16 +273,21 @@ def test_a_stream_that_has_ended_before_it_is_listened_to() -> None:
     played(scene)
 
 
-def test_garbage_ends_a_channel_that_listens() -> None:
+@pytest.mark.parametrize(
+    ("garbage", "said"), [(frames.frame(b"\xc1"), "not a message"), (b"\xff" * 4, "frame of 4294967295 bytes is over")]
+)
+def test_garbage_ends_a_channel_that_listens(garbage: bytes, said: str) -> None:
     async def scene(pair: Pair, port: int) -> None:
         client, server = await connected(pair, port)
         heard: list = []
         task = await listening(server, heard)
         client.send(JOINED[0])
-        client.send_framed(frames.frame(b"\xc1"))
+        while not heard:
+            await asyncio.sleep(0.001)
+        client.send_framed(garbage)
         client.send(JOINED[1])
         await task
-        assert heard == JOINED[:1] and server.end_reason.startswith("protocol error: not a message")
+        assert heard == JOINED[:1] and server.end_reason.startswith(f"protocol error: {said}")
         assert await drained(client) == []
 
     played(scene)
@@ -351,5 +356,40 @@ def test_who_listens_no_more_hears_nothing(fails: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert heard == JOINED[:1]
+
+    played(scene)
+
+
+def test_a_stream_that_was_full_before_it_is_listened_to_is_read_on() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        large = m.KeyPosted(0, 1, 1, "group", "key", bytes(1 << 20), (0,))
+        client.send(large)
+        while not server._reader._paused:  # what has come is more than it likes to keep
+            await asyncio.sleep(0.001)
+        heard: list[m.Message] = []
+        task = await listening(server, heard)
+        client.send(JOINED[0])
+        await client.drain_and_close()
+        await task
+        assert heard == [large, JOINED[0]]
+
+    played(scene)
+
+
+def test_who_writes_to_a_channel_that_listens_is_told_to_wait_to_go_on_and_of_the_end() -> None:
+    async def scene(pair: Pair, port: int) -> None:
+        client, server = await connected(pair, port)
+        task = await listening(server, [])
+        await asyncio.sleep(0)
+        server.send_framed(bytes(16 << 20))
+        drained = asyncio.create_task(server._writer.drain())
+        await asyncio.sleep(0.05)
+        assert not drained.done(), "the peer has not read it"
+        await client._reader.readexactly(16 << 20)
+        await drained
+        client.abort("over")
+        await task
+        await server._writer.wait_closed()
 
     played(scene)
