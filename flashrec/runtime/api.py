@@ -118,7 +118,8 @@ class Session:
 
     def steps(self, num_steps: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps `start` … `num_steps` - 1; a step that a failure has hit is yielded again."""
-        return self._loop.steps(num_steps, start)
+        yield from self._loop.steps(num_steps, start)
+        self._stretches.close()
 
     def data(self, loader: Any, *, micro_batches: int = 1, seed: int | None = None) -> Data:
         """The batches of `loader` by step: `data.batch(step)` inside the block, or `data.batch(step, micro)`.

@@ -76,6 +76,11 @@ class Data:
         """The batches of the steps to come are others from now on."""
         self._kept, self._reading = {}, None
 
+    def close(self) -> None:
+        """No batch is wanted any more: the worker processes of the loader end. Left to the garbage collector, which
+        finds them in a cycle with the session, torch waits 5 s for each: its queues to them are collected first."""
+        self._reading = None
+
     def _rest(self) -> Rest | None:
         begins = self._begins()
         return None if begins is None else Rest(begins[0] * self._per_step, *begins[1:])

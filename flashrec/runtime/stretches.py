@@ -34,6 +34,11 @@ class Stretches:
         self._data.append(data)
         return data
 
+    def close(self) -> None:
+        """All steps are done."""
+        for data in self._data:
+            data.close()
+
     def add_callback(self, callback: OnResize) -> None:
         """Raises TypeError."""
         if not callable(callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 from collections import Counter
@@ -55,6 +56,21 @@ def session(num_steps: int = 20, at: int = 0) -> api.Session:
         with step:
             pass
     raise AssertionError
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """These sessions have no last step; their loaders would end in some later test, see `Data.close`."""
+    make, made = api.Session.data, []
+
+    def data(*args: Any, **options: Any) -> Any:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(api.Session, "data", data)
+    yield
+    for each in made:
+        each.close()
 
 
 def indices(batch: list[torch.Tensor]) -> list[int]:
@@ -151,6 +167,19 @@ def test_nothing_is_loaded_twice_nor_beyond_the_last_step(tmp_path: Path) -> Non
     assert sorted(map(int, (tmp_path / "loaded").read_text().split())) == sorted([*range(SIZE)] * 2 + [*range(8)])
     with pytest.raises(IndexError, match="beyond the last step"):
         data.batch(14)
+
+
+def test_worker_processes_end_with_the_last_step() -> None:
+    model = torch.nn.Linear(1, 1)
+    training = api.Session(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = training.data(DataLoader(Samples(), 4, num_workers=2))
+    before = set(multiprocessing.active_children())
+    for step in training.steps(3):
+        with step:
+            data.batch(step)
+            workers = set(multiprocessing.active_children()) - before
+            assert len(workers) == 2
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_micro_batches_share_a_step() -> None:
@@ -251,9 +280,12 @@ class Endless(DataLoader):
     ("kind", "num_workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 0), (StatefulDataLoader, 1)]
 )
 def test_what_has_no_indices_is_read_through(kind: type[DataLoader], num_workers: int) -> None:
-    wanted = [bits(batch) for batch in map(session().data(kind(Lines(), 4, num_workers=num_workers)).batch, range(9))]
-    found = session(at=7).data(kind(Lines(), 4, num_workers=num_workers))
+    loaders = [kind(Lines(), 4, num_workers=num_workers) for _ in range(2)]
+    wanted = [bits(batch) for batch in map(session().data(loaders[0]).batch, range(9))]
+    found = session(at=7).data(loaders[1])
     assert [bits(found.batch(step)) for step in (7, 7, 8)] == [wanted[7], wanted[7], wanted[8]]
+    for loader in loaders:
+        loader._iterator = None  # a StatefulDataLoader and its iterator hold each other, see `closed`
     assert wanted[0][0] == wanted[6][0], "the second epoch begins with the same samples"
     assert wanted[0][1] != wanted[6][1], "and other numbers"
 
