@@ -68,7 +68,7 @@ def test_a_stopped_agent_finds_its_workers_gone_and_no_checkpoint_goes_back(loca
         assert state(agent) == "T", "it was the lease that ended them, not their agent"
         said = log.read_text()
         assert "no sign of life from the agent of this node for 9 s" in said
-        assert "life 1 asks about step" not in said or "life 1 may commit step" in said
+        # its lease may end while it asks
         assert "True" not in said.partition("life 1 asks")[2], "a former life may commit nothing"
     finally:
         os.kill(agent, signal.SIGCONT)
