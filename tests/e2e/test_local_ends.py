@@ -19,7 +19,7 @@ from flashrec.testing import Fault
 from flashrec.transport.handshake import HandshakeRefused, connect_authenticated, new_secret, read_secret
 from flashrec.wire import frames
 from flashrec.wire import messages as m
-from tests.e2e.support import FLASHREC, SMALL, TRAIN, assert_identical, assert_no_process, processes_with
+from tests.e2e.support import FLASHREC, SMALL, TRAIN, assert_identical, assert_no_process, kill_node, processes_with
 
 pytestmark = pytest.mark.torch
 
@@ -91,7 +91,7 @@ def test_no_spare_left_is_a_clear_end(local_job) -> None:
         settings=["recovery.spare_wait_s=0.5", "recovery.agent_retry_s=60"],
     )  # fmt: skip
     job.faults.await_armed("wait", 60)
-    os.kill(job.agent_pid("local1"), signal.SIGKILL)
+    kill_node(job.agent_pid("local1"), [job.worker_pid(2), job.worker_pid(3)])
     job.faults.mark_fired("wait", time.monotonic())
     assert job.wait(60) == 75
     last = job.output().splitlines()[-1]
@@ -103,7 +103,7 @@ def test_no_spare_left_is_a_clear_end(local_job) -> None:
 def test_a_lost_node_that_comes_back_is_the_spare(local_job, undisturbed) -> None:
     job = local_job(nodes=2, spares=0, faults=[Fault("wait", 2, "backward", "request", step=3)])
     job.faults.await_armed("wait", 60)
-    os.kill(job.agent_pid("local1"), signal.SIGKILL)
+    kill_node(job.agent_pid("local1"), [job.worker_pid(2), job.worker_pid(3)])
     job.faults.mark_fired("wait", time.monotonic())
     assert job.wait(60) == 0, job.output()[-3000:]
     assert_identical(undisturbed(), job.out)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from flashrec.testing import Fault
-from tests.e2e.support import LocalJob, assert_no_process, report_of
+from tests.e2e.support import LocalJob, assert_no_process, kill_node, report_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("keeper.py")
@@ -113,7 +112,7 @@ def test_without_a_node_survivors_save_what_they_hold_and_the_next_job_loses_no_
         settings=["recovery.spare_wait_s=0.5", "recovery.agent_retry_s=60", "recovery.max_in_place=0"],
     )  # fmt: skip
     job.faults.await_armed("wait", 200)
-    os.kill(job.agent_pid("local1"), signal.SIGKILL)
+    kill_node(job.agent_pid("local1"), [job.worker_pid(1)])  # its worker must not do the last steps before it is told
     job.faults.mark_fired("wait", time.monotonic())
     assert job.wait(200) == 75, job.output()[-4000:]
     assert "a checkpoint of step 7 is complete, no step is lost" in job.output().splitlines()[-1]
