@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
@@ -136,7 +137,7 @@ def test_large_tensors_go_aside() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1, "b": [2, 3]}, {"a": {"b": (1, [2])}}, {"a": [1, {"b": torch.ones(2)}]}])
 def test_what_is_frozen_does_not_follow_its_original(value: dict[str, Any]) -> None:
-    frozen, again = freeze(value), freeze(value)
+    frozen, before = freeze(value), copy.deepcopy(value)
     assert is_equal(frozen, value)
     for container in (value, *value.values()):
         if isinstance(container, dict):
@@ -146,7 +147,7 @@ def test_what_is_frozen_does_not_follow_its_original(value: dict[str, Any]) -> N
     inner = value["a"]["b"][1] if isinstance(value["a"], dict) else None
     if inner is not None:
         inner.append(1)
-    assert is_equal(frozen, again) and not is_equal(frozen, value)
+    assert is_equal(frozen, before) and not is_equal(frozen, value)
 
 
 @pytest.mark.parametrize(
