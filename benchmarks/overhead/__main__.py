@@ -40,7 +40,7 @@ def main() -> None:
     pads_ms = [float(each) for each in args.pads.split(",") if each] or list(SHARES)
     results = Results({"cores": os.cpu_count(), "processor": platform.processor(), "torch": str(torch.__version__)}, [])
     for layout, ranks in wanted:
-        for pad_ms in pads_ms if layout != WITHOUT_BUFFERS else [AIM_MS]:
+        for pad_ms in [each for each in pads_ms if layout != WITHOUT_BUFFERS or each == AIM_MS]:
             blocks = num_blocks(args.blocks, int(ranks), pad_ms, os.cpu_count() or 1)
             lives = max(1, round(blocks / BLOCKS_OF_A_LIFE))
             found = [measure(layout, int(ranks), pad_ms, blocks // lives, args.steps) for _ in range(lives)]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def num_blocks(most: int, ranks: int, pad_ms: float, cores: int) -> int:
-    """Pairs of blocks of a row, so that all rows together take ten minutes."""
+    """Pairs of blocks of a row, so that all rows together take about twelve minutes."""
     share = SHARES.get(pad_ms, 1.0)
     if ranks > cores and share == 1.0:
         share = MANY_RANKS_SHARE

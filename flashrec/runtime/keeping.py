@@ -19,8 +19,7 @@ class Keeper:
 
     def __init__(self, worker: Worker, is_fault: Callable[[BaseException], bool]) -> None:
         self._worker, self._is_fault = worker, is_fault
-        self._checkpoints: Checkpoints | None = None
-        self.is_used = False
+        self.checkpoints: Checkpoints | None = None
 
     def use(self, checkpoints: Checkpoints) -> None:
         worker = self._worker
@@ -28,22 +27,22 @@ class Keeper:
         checkpoints.kept = lambda step, how, took_s: worker.control.send(
             events.CheckpointKept(worker.rank, worker.env.incarnation, worker.progress.generation, step, how, took_s)
         )
-        self._checkpoints, self.is_used = checkpoints, True
+        self.checkpoints = checkpoints
 
     def load(self) -> int | None:
         """On ranks that start together: the step of the checkpoint that all have loaded. None: there is none."""
-        if self._checkpoints is None or self._worker.env.joins:
+        if self.checkpoints is None or self._worker.env.joins:
             return None
         with quiet(self._worker, "loading a checkpoint"):
-            return self._checkpoints.load_newest()
+            return self.checkpoints.load_newest()
 
     def save_if_due(self, step: int) -> bool:
         """Between two steps. False: a failure came; all ranks come here again in the next generation."""
-        if self._checkpoints is None or not self._checkpoints.is_due(step):
+        if self.checkpoints is None or not self.checkpoints.is_due(step):
             return True
         try:
             with quiet(self._worker, "checkpoint"):
-                self._checkpoints.keep(step)
+                self.checkpoints.keep(step)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as err:  # torch.distributed.checkpoint raises one that is no Exception

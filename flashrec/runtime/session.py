@@ -243,8 +243,11 @@ def recoverable_guard(
     recovery.handover = Handover(
         worker, state, stretches, agreement.ranks, lambda: rigid or update.rigid, device, num_on_node()
     )
-    all_reduce = AllReduce(device)
-    vote = Vote(worker.progress, worker.env.world_size, (lambda: all_reduce) if trees is None else trees.current)
+    if trees is None:
+        all_reduce = AllReduce(device)
+        vote = Vote(worker.progress, worker.env.world_size, lambda: all_reduce)
+    else:
+        vote = Vote(worker.progress, worker.env.world_size, trees.current)
     return StepGuard(worker, recovery, vote, update, parts, snapshot, listed, seed, seed_rank, mirror)
 
 

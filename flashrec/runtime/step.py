@@ -190,7 +190,7 @@ class StepGuard:
                 f"`with step` of step {step}: enter each step of session.steps() once, one after the other"
             )
         keeper = self._keeper
-        while worker.board.announced > progress.generation or (keeper.is_used and not keeper.save_if_due(step)):
+        while worker.board.announced > progress.generation or (keeper.checkpoints and not keeper.save_if_due(step)):
             if self._mirrors is not None:  # this step may not be the one to go on with: its block will find out
                 break
             self._recover()

@@ -1,4 +1,5 @@
-"""Connections among all ranks along a tree, rank 0 at its root: for votes, where gradients are on the CPU.
+"""Connections among all ranks along a tree, rank 0 at its root: for votes and DDP's buffers, where gradients are on the
+CPU.
 
     count    to each neighbour goes the sum of all    one message per connection and direction
              ranks that are not beyond it, as soon
@@ -208,8 +209,7 @@ class Tree:
             raise self._named(err, connection) from err
 
     def _named(self, error: OSError, connection: socket.socket) -> ConnectionError:
-        what = "timed out" if isinstance(error, BlockingIOError) else error
-        return ConnectionError(f"{what} (closed by peer {self._peers.get(connection, '?')})")
+        return ConnectionError(f"{_why(error)} (closed by peer {self._peers.get(connection, '?')})")
 
     @contextlib.contextmanager
     def _operation(self, what: str) -> Iterator[None]:
@@ -235,10 +235,7 @@ class Trees:
 
     def spread(self, views: list[memoryview]) -> None:
         """See `Tree.spread`."""
-        tree, progress = self._tree, self._worker.progress
-        if tree is None or tree.generation != progress.generation:
-            tree = self.current()
-        tree.spread(progress.v, views)
+        self.current().spread(self._worker.progress.v, views)
 
     def current(self) -> Tree:
         """A collective in the first call of a generation. Raises RuntimeError, Superseded."""
@@ -286,8 +283,12 @@ def _limit(connection: socket.socket, timeout_s: float) -> None:
 
 def _cut(what: str, error: OSError) -> RuntimeError:
     """What a collective that was cut raises."""
-    why = "timed out" if isinstance(error, BlockingIOError) else error
-    return RuntimeError(f"ProcessGroup: {what} was cut: {why}")
+    return RuntimeError(f"ProcessGroup: {what} was cut: {_why(error)}")
+
+
+def _why(error: OSError) -> object:
+    """The kernel says of a limit of ours that it would block."""
+    return "timed out" if isinstance(error, BlockingIOError) else error
 
 
 def _other_step(its_step: int, step: int) -> RuntimeError:

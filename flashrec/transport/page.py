@@ -30,9 +30,6 @@ class Page:
         finally:
             os.close(fd)
 
-    def write_where(self, where: str) -> None:
-        self.memory[WHERE] = pad(where)
-
     def write_quiet(self, quiet: str) -> None:
         self.memory[_WHERE_BYTES:] = pad(quiet, _PAGE_BYTES - _WHERE_BYTES)
 

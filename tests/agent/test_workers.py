@@ -18,6 +18,7 @@ from flashrec.agent.launch import EXIT_REFUSED
 from flashrec.agent.process import WatchedProcess, state_of
 from flashrec.core import events as e
 from flashrec.core.types import Plan, Raised, Report
+from flashrec.transport import page
 from flashrec.transport.page import Page
 from flashrec.transport.paths import page_path, state_path
 from flashrec.wire import messages as m
@@ -436,7 +437,7 @@ def test_a_silent_worker_that_is_quiet_is_left_alone() -> None:
             await it.started(task(0))
             _kept = await joined(it)
             shared = Page(page_path(it.socket, 0, 1))
-            shared.write_where("idle")
+            shared.memory[page.WHERE] = page.pad("idle")
             shared.write_quiet("checkpoint")
             it.workers.beat()
             it.workers._lives[0, 1].heard_at -= 6.0
